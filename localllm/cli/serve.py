@@ -62,6 +62,10 @@ class ServerFlags(Flags):
     served_model_name: Annotated[
         str | None, option("--served-model-name", help="What clients call the model.")
     ] = None
+    any_model_name: Annotated[
+        bool, option("--any-model-name", help="Answer whatever model clients ask for.")
+    ] = False
+    quiet: Annotated[bool, option("--quiet", help="Print no line for each request.")] = False
     replicas: Annotated[
         str,
         option(
@@ -174,22 +178,17 @@ def serve(
     return 0
 
 
-def name_in_urls(name: str, folder: Path) -> str:
-    """A model's name as HTTP clients can send it: they drop "." and ".." from a request's path."""
-    is_relative = name.split("/")[0] in (".", "..")
-    return folder.resolve().name if is_relative else name
-
-
 def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Scale) -> None:
     """Serve until a signal ends it."""
     import asyncio
 
     from localllm.server.answering import PromptHabits
     from localllm.server.kept_responses import responses_here
-    from localllm.server.run import serve_model
+    from localllm.server.run import Listening, serve_model
+    from localllm.server.served_name import ServedName, name_for_clients
     from localllm.server.volatile_lines import parse_rule
 
-    name = flags.served_model_name or name_in_urls(found.name, found.folder)
+    name = flags.served_model_name or name_for_clients(found.name, found.folder)
     token = secrets.token_urlsafe(24) if flags.open else None
 
     opened = ExitStack()
@@ -203,7 +202,7 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serving = serve_model(
         found,
-        name,
+        ServedName(name, flags.any_model_name),
         _engines(found, scale, max(0, flags.grace)),
         access,
         responses_here(parse_size(flags.keep_responses, "keep-responses")),
@@ -212,9 +211,13 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
             pins=flags.pin,
         ),
         token,
-        (flags.host, flags.port),
-        tell,
-        max(0, flags.grace),
+        Listening(
+            flags.host,
+            flags.port,
+            max(0, flags.grace),
+            tell,
+            None if flags.quiet else partial(note, dim=True),
+        ),
     )
     with opened:
         asyncio.run(serving)

@@ -61,6 +61,7 @@ def started_server(
     """
     key = secrets.token_hex(16)
     command = [sys.executable, "-m", "localllm", "serve", model, "--port", str(port), *flags]
+    command += ["--quiet"]
     make_private_folder(runtime_folder())  # in which the server records itself
     with tempfile.TemporaryFile("w+b") as log:
         process = subprocess.Popen(

@@ -28,6 +28,7 @@ from localllm.server.app import create_app
 from localllm.server.guard import LOOPBACK_NAMES, Access
 from localllm.server.kept_responses import responses_here
 from localllm.server.limits import LIMITS
+from localllm.server.served_name import ServedName, name_for_clients
 from localllm.text.prompt_writer import PromptWriter
 
 KEY_VARIABLE = "LOCALLLM_API_KEY"
@@ -137,6 +138,6 @@ class Front:
         self._client = ReplicasClient(lambda: engines, told, LIMITS.requests * 4)
         info = await self._client.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
-        name = args.served_model_name or found.name
+        name = ServedName(args.served_model_name or name_for_clients(found.name, found.folder))
         served = ServedModel.of(found, name, writer)
         self.api = create_app(self._client, served, access, responses_here())

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,10 +19,11 @@ from localllm.hub.reranker_files import Reranker
 from localllm.server.choice import AnswerWriter
 from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines
-from localllm.server.guard import Refusal
+from localllm.server.guard import Refusal, busy_key
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
-from localllm.server.refusals import RefusedError, busy, invalid, refusal_of
+from localllm.server.places import Places
+from localllm.server.refusals import RefusedError, invalid, refusal_of
 from localllm.server.schema import ToolDefinition
 from localllm.server.sending import (
     StreamedAnswer,
@@ -32,6 +32,7 @@ from localllm.server.sending import (
     merged,
     with_changes,
 )
+from localllm.server.served_name import ServedName
 from localllm.server.volatile_lines import Rule, move_volatile_lines
 from localllm.text.grammar import Grammar
 from localllm.text.message_places import end_of_message
@@ -49,7 +50,8 @@ _MOVED = b"x-localllm-moved-lines"
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What the front end knows about the model: its name, its prompts, its defaults. `pools`: texts
-    can be embedded; `reranker`: how it scores pairs of texts, if it does.
+    can be embedded; `reranker`: how it scores pairs of texts, if it does; `has_any_name`: it
+    answers whatever model is asked for.
     """
 
     name: str
@@ -58,13 +60,15 @@ class ServedModel:
     defaults: GenerationDefaults
     pools: bool = False
     reranker: Reranker | None = None
+    has_any_name: bool = False
 
     @classmethod
-    def of(cls, found: Checkpoint, name: str, prompts: PromptWriter) -> "ServedModel":
+    def of(cls, found: Checkpoint, name: ServedName, prompts: PromptWriter) -> "ServedModel":
         """A checkpoint that is served as `name` from now on."""
         pools = found.engine_config.pools
         reranker = found.reranker if pools else None
-        return cls(name, int(time.time()), prompts, found.defaults, pools, reranker)
+        now_s = int(time.time())
+        return cls(name.text, now_s, prompts, found.defaults, pools, reranker, name.is_any)
 
 
 class Asks(Protocol):
@@ -163,11 +167,12 @@ NO_HABITS = PromptHabits()
 class Answering:
     """One model, and the engine that answers for it."""
 
-    def __init__(self, engine: Engines, model: ServedModel, habits: PromptHabits) -> None:
-        self.engine, self.model, self._habits = engine, model, habits
+    def __init__(
+        self, engine: Engines, model: ServedModel, habits: PromptHabits, places: Places
+    ) -> None:
+        self.engine, self.model, self._habits, self.places = engine, model, habits, places
         self.metrics = Metrics(model.name)
         self._earlier = EarlierPrompts()
-        self._by_key: Counter[str] = Counter()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -176,8 +181,11 @@ class Answering:
 
     def check_model(self, name: str | None) -> None:
         """Raises: RefusedError for another model than the one that is served."""
-        if name not in (None, self.model.name):
-            message = f"the model {name!r:.100} is not served here, only {self.model.name!r}"
+        if name not in (None, self.model.name) and not self.model.has_any_name:
+            message = (
+                f"the model {name!r:.100} is not served here, only {self.model.name!r}; localllm "
+                "serve --any-model-name answers to every name"
+            )
             raise RefusedError(Refusal(404, message, code="model_not_found", param="model"))
 
     async def question(self, body: AsksChat, param: str, request: Request) -> Question:
@@ -285,8 +293,9 @@ class Answering:
         """The response to `request`. Raises: RefusedError if the engine takes no request."""
         key = request.scope.get("key", "")
         prompts, params = asked.prompts, asked.params
-        if key and self._by_key[key] + len(prompts) > LIMITS.requests_of_a_key:
-            raise RefusedError(busy("this key has too many requests at once"))
+        num_more = len(prompts) - 1  # the request has one place already
+        if not self.places.take(key, num_more):
+            raise RefusedError(busy_key())
         streams: list[AnswerStream] = []
         salt = request.scope.get("salt", b"")
         try:
@@ -295,8 +304,9 @@ class Answering:
         except (EngineDownError, QueueFullError) as error:
             for stream in streams:
                 stream.close()
+            self.places.give_back(key, num_more)
             raise RefusedError(refusal_of(error)) from error
-        self._by_key[key] += len(prompts)
+        request.scope["model"], request.scope["usage"] = self.model.name, writer.usage
         writer.usage.num_prompt = asked.num_prompt
         writer.usage.compared, writer.usage.num_moved = asked.compared, asked.num_moved
         said: list[int] = []
@@ -309,7 +319,7 @@ class Answering:
             for stream in streams:
                 stream.close()
                 self.metrics.answered(stream.replica)
-            self._by_key[key] -= len(prompts)
+            self.places.give_back(key, num_more)
             meter.close()
 
         def header() -> tuple[bytes, bytes] | None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
-from localllm.server.bodies import Bodies, Closing, count_values
+from localllm.server.bodies import Bodies, Closing, count_names, count_values
 from localllm.server.conversations_api import ConversationsApi, SavedBody
 from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
 from localllm.server.engines import Engines, Health
@@ -25,6 +25,7 @@ from localllm.server.messages_api import MessagesApi
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
 from localllm.server.page import page_response
+from localllm.server.places import Places
 from localllm.server.refusals import RefusedError, as_response, describe_invalid
 from localllm.server.rerank_api import RerankApi, RerankRequest
 from localllm.server.responses_api import ResponsesApi
@@ -37,6 +38,7 @@ from localllm.server.schema import (
     WholeBody,
 )
 from localllm.server.sending import WithHeader, warning_of
+from localllm.server.wrong_paths import not_found
 from localllm.user.places import sessions_file
 
 logger = logging.getLogger(__name__)
@@ -54,8 +56,15 @@ def create_app(
     """The application; the caller starts and stops `engine`. `page_token`: for conversations on the
     page; None: it has none.
     """
-    app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
-    answering = Answering(engine, model, habits)
+    app = FastAPI(
+        title="localllm",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # the guard takes them away
+    )
+    places = Places()
+    answering = Answering(engine, model, habits, places)
     openai, messages = OpenAIApi(answering), MessagesApi(answering)
     responses, looks = ResponsesApi(answering, kept), _Looks(answering)
     conversations = ConversationsApi(sessions_file(), page_token)
@@ -72,7 +81,7 @@ def create_app(
         "/v1/embeddings": (EmbeddingsApi(answering).create, EmbeddingsRequest),
         "/v1/rerank": (RerankApi(answering).rank, RerankRequest),
         "/page/conversations": (conversations.create, SavedBody),
-        "/page/conversations/{number:int}": (conversations.save, SavedBody),
+        "/page/conversations/{number}": (conversations.save, SavedBody),
         "/tokenize": (openai.tokenize, TokenizeRequest),
         "/detokenize": (openai.detokenize, DetokenizeRequest),
     }
@@ -91,7 +100,7 @@ def create_app(
         ("/v1/responses/{name}", responses.get),
         ("/v1/responses/{name}/input_items", responses.items),
         ("/page/conversations", conversations.rows),
-        ("/page/conversations/{number:int}", conversations.get),
+        ("/page/conversations/{number}", conversations.get),
         ("/", looks.index),
         ("/health", looks.health),
         ("/metrics", looks.metrics),
@@ -100,18 +109,18 @@ def create_app(
         app.add_api_route(path, look, methods=["GET", "HEAD"], response_model=None)
     for path, remove in (
         ("/v1/responses/{name}", responses.remove),
-        ("/page/conversations/{number:int}", conversations.remove),
+        ("/page/conversations/{number}", conversations.remove),
     ):
         app.add_api_route(path, remove, methods=["DELETE"], response_model=None)
     _add_parts(app, parts)
-    return Closing(Guard(app, access))
+    return Closing(Guard(app, access, places))
 
 
 def _reading(
     answer: Callable[..., Awaitable[Response]], schema: type[BodyT], bodies: Bodies
 ) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
-        body = await bodies.read(request.receive)
+        body = await bodies.read(request.receive, request.scope.get("key", ""))
         if isinstance(body, Refusal):
             raise RefusedError(body)
         asked = await asyncio.to_thread(_parse, schema, body)
@@ -128,6 +137,9 @@ def _parse(schema: type[BodyT], body: bytes) -> BodyT:
     # Parsing blocks everything else: 50 ms for a text of 8 MB, seconds for as many values as fit.
     if count_values(body) > LIMITS.json_values:
         message = f"the body has over {LIMITS.json_values:,} values"
+        raise RefusedError(Refusal(413, message))
+    if count_names(body) > LIMITS.json_names:
+        message = f"the objects of the body have over {LIMITS.json_names:,} names"
         raise RefusedError(Refusal(413, message))
     try:
         return schema.model_validate_json(body)
@@ -196,13 +208,14 @@ async def _on_refused(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
+    message, headers = str(error.detail), dict(error.headers or {})
+    path = request.scope["path"]
     if error.status_code == 404:
-        message = (
-            f"there is nothing at {request.url.path:.100}; the base URL ends with /v1 for OpenAI's "
-            "clients, without it for Anthropic's"
-        )
-    refusal = Refusal(error.status_code, message, headers=dict(error.headers or {}))
+        routes = [each.path for each in request.app.routes if "{" not in each.path]
+        message = not_found(path, routes)
+    elif error.status_code == 405:
+        message = f"{request.method:.20} is not for {path:.100}, only {headers.get('Allow', '')}"
+    refusal = Refusal(error.status_code, message, headers=headers)
     return as_response(refusal, request.url.path)
 
 

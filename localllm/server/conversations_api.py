@@ -6,6 +6,7 @@ this machine can reach the address.
 
 import hmac
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -28,6 +29,7 @@ from localllm.server.store_thread import StoreThread
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _HEADER = "x-localllm-token"
+_NUMBER = re.compile("[0-9]{1,18}")  # as many digits as the file's numbers can have
 
 
 class TurnBody(Body):
@@ -91,7 +93,7 @@ class ConversationsApi:
         ]
         return JSONResponse({"conversations": rows})
 
-    async def get(self, number: int, request: Request) -> Response:
+    async def get(self, number: str, request: Request) -> Response:
         """`GET /page/conversations/NUMBER`"""
         self._check(request)
         saved = await self._load(number)
@@ -117,7 +119,7 @@ class ConversationsApi:
     async def save(self, body: SavedBody, request: Request) -> Response:
         """`POST /page/conversations/NUMBER`"""
         self._check(request)
-        saved = await self._load(_number(request))
+        saved = await self._load(request.path_params["number"])
         if saved.revision != body.revision:
             raise _conflict()
         transcript = _with_token_ids(body.transcript, saved.transcript)
@@ -126,11 +128,11 @@ class ConversationsApi:
         except ConflictError as error:
             raise _conflict() from error
 
-    async def remove(self, number: int, request: Request) -> Response:
+    async def remove(self, number: str, request: Request) -> Response:
         """`DELETE /page/conversations/NUMBER`"""
         self._check(request)
-        await self._load(number)
-        await self._ask(lambda store: store.remove(number))
+        saved = await self._load(number)
+        await self._ask(lambda store: store.remove(saved.id))
         return JSONResponse({"deleted": True})
 
     def _check(self, request: Request) -> None:
@@ -139,10 +141,12 @@ class ConversationsApi:
             message = "conversations need the token that localllm serve --open makes"
             raise RefusedError(Refusal(403, message, code="no_token"))
 
-    async def _load(self, number: int) -> SavedSession:
+    async def _load(self, number: str) -> SavedSession:
         """Raises: RefusedError if there is no such conversation."""
+        if not _NUMBER.fullmatch(number):
+            raise RefusedError(Refusal(404, f"{number!r:.40} is no number of a conversation"))
         try:
-            return await self._ask(lambda store: store.load(number))
+            return await self._ask(lambda store: store.load(int(number)))
         except RequestError as error:
             raise RefusedError(Refusal(404, error.message)) from error
 
@@ -161,10 +165,6 @@ def _with_token_ids(new: Transcript, saved: Transcript) -> Transcript:
         if (turn.question, turn.answer, turn.thinking) == (old.question, old.answer, old.thinking):
             turns[place] = old
     return Transcript(new.model, new.system, turns)
-
-
-def _number(request: Request) -> int:
-    return int(request.path_params["number"])
 
 
 def _told(saved: SavedSession) -> Response:

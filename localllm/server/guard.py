@@ -13,14 +13,16 @@ from hashlib import sha256
 from typing import Any
 
 from localllm.server.limits import LIMITS
+from localllm.server.places import Places
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Headers that pages of an allowed origin may send.
-_FROM_PAGES = b"authorization, content-type, x-api-key, anthropic-version"
+# Headers of answers that pages of an allowed origin may read.
+_TO_PAGES = b"warning, retry-after, x-localllm-replica, x-localllm-moved-lines"
+_LENGTH_DIGITS = 19
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -89,21 +91,22 @@ def is_anthropic(path: str) -> bool:
 class Guard:
     """Passes allowed requests on, and refuses the others."""
 
-    def __init__(self, app: App, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: App, access: Access, places: Places) -> None:
+        self._app, self._access, self._places = app, access, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = plain_path(scope["path"])
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         origin = headers.get("origin", "")
         if origin in self._access.origins:
             if scope["method"] == "OPTIONS":
-                await _allow(send, origin)
+                await _allow(send, origin, headers)
                 return
             send = _with_origin(send, origin)
         refusal = self._check(scope["method"], scope["path"], headers)
@@ -113,7 +116,16 @@ class Guard:
         key = _key(headers)
         scope["salt"] = self._access.salt(key)
         scope["key"] = key if self._access.keys else ""
-        await self._app(scope, receive, send)
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._places.take(scope["key"], 1):
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._places.give_back(scope["key"], 1)
+        else:
+            refusal = busy_key()
+            await _refuse(send, refusal.content_at(scope["path"]), refusal)
 
     def _check(self, method: str, path: str, headers: dict[str, str]) -> Refusal | None:
         if sum(len(name) + len(value) for name, value in headers.items()) > LIMITS.header_bytes:
@@ -127,7 +139,14 @@ class Guard:
         is_page = method == "GET" and path == "/" and wants_page(headers.get("accept", ""))
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")
-        if origin is not None and origin not in (*own, *self._access.origins):
+        is_foreign = origin is not None and origin not in (*own, *self._access.origins)
+        # A page's request without an origin: browsers send none with some forms and links.
+        is_foreign |= (
+            origin is None
+            and method not in ("GET", "HEAD")
+            and headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        )
+        if is_foreign:
             return Refusal(403, "requests from this origin are not allowed", code="bad_origin")
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front of this server may believe the other header (RFC 9112, 6.1).
@@ -142,13 +161,7 @@ class Guard:
             )
         if method not in ("POST", "PUT", "PATCH"):
             return None
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            return Refusal(415, "the body must be application/json")
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > LIMITS.body_bytes:
-            return too_large()
-        return None
+        return _check_body(headers)
 
     def _knows(self, given: str) -> bool:
         # All keys are compared, each in constant time.
@@ -156,9 +169,40 @@ class Guard:
         return any(found)
 
 
+def _check_body(headers: dict[str, str]) -> Refusal | None:
+    """The refusal of a body, by its headers. It is read as JSON whatever its type: `curl -d` sends
+    that of a form, and many clients none.
+    """
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        return Refusal(415, f"the body must not be compressed, found {encoding!r:.40}")
+    if headers.get("content-type", "").strip().lower().startswith("multipart/"):
+        return Refusal(415, "the body must be JSON, not the parts of a form")
+    length = headers.get("content-length", "0")
+    if len(length) > _LENGTH_DIGITS:  # int() refuses thousands of digits
+        return too_large()
+    return too_large() if length.isdecimal() and int(length) > LIMITS.body_bytes else None
+
+
+def plain_path(path: str) -> str:
+    """A path without doubled slashes and a last one, which come from base URLs with a slash."""
+    return "/" + "/".join(filter(None, path.split("/")))
+
+
 def wants_page(accept: str) -> bool:
     """Whether a browser asks, to show what it gets."""
     return "text/html" in accept
+
+
+def busy(message: str) -> Refusal:
+    """The refusal for too many requests at once."""
+    kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
+
+
+def busy_key() -> Refusal:
+    """The refusal of a key that has as many requests as it may have."""
+    return busy("this key has too many requests at once")
 
 
 def too_large() -> Refusal:
@@ -183,20 +227,29 @@ def _with_origin(send: Send, origin: str) -> Send:
 
     async def send_with(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            allowed = [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+            allowed = [
+                (b"access-control-allow-origin", origin.encode()),
+                (b"access-control-expose-headers", _TO_PAGES),
+                (b"vary", b"Origin"),
+            ]
             message["headers"] = [*message.get("headers", []), *allowed]
         await send(message)
 
     return send_with
 
 
-async def _allow(send: Send, origin: str) -> None:
-    """Answer the preflight request that a browser sends before a request from that origin."""
+async def _allow(send: Send, origin: str, asked: dict[str, str]) -> None:
+    """Answer the preflight request that a browser sends before a request from that origin, which
+    may send all headers: clients in a page have many of their own.
+    """
+    wanted = asked.get("access-control-request-headers", "authorization, content-type")
     headers = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", _FROM_PAGES),
+        (b"access-control-allow-headers", wanted.encode("latin-1")),
         (b"access-control-max-age", b"600"),
     ]
+    if asked.get("access-control-request-private-network") == "true":
+        headers.append((b"access-control-allow-private-network", b"true"))
     start = {"type": "http.response.start", "status": 204, "headers": headers}
     await _with_origin(send, origin)(start)
     await send({"type": "http.response.body", "body": b""})

@@ -28,10 +28,14 @@ class Limits:
     header_bytes: int = 16 << 10
     # For a request's headers to arrive, and for a client to read some of what is sent to it.
     idle_seconds: int = 30
-    # For all of a body to arrive; the bytes that all bodies may hold; the values of a body's JSON.
+    # For all of a body to arrive; the bytes that all bodies may hold, and those of one key; the
+    # values of a body's JSON, and the names in its objects.
     body_seconds: int = 30
     bodies_bytes: int = 128 << 20
+    bodies_bytes_of_a_key: int = 32 << 20
     json_values: int = 1 << 18
+    json_names: int = 1 << 15
+    argument_levels: int = 128
     # Or fewer, if the system allows a process fewer open files.
     connections: int = 1024
     messages: int = 2048

@@ -11,6 +11,8 @@ from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import Pooling, SamplingParams
 from localllm.errors import LocalLLMError
 from localllm.server.answering import Answering
+from localllm.server.choice import Usage
+from localllm.server.guard import busy_key
 from localllm.server.refusals import RefusedError, refusal_of
 from localllm.text.prompt import Prompt
 
@@ -25,7 +27,13 @@ async def pool(
 
     Raises: RefusedError for the first prompt that fails; the others are given up.
     """
-    turns, salt = asyncio.Semaphore(_AT_ONCE), request.scope.get("salt", b"")
+    at_once = min(len(prompts), _AT_ONCE)
+    key, num_more = request.scope.get("key", ""), at_once - 1  # the request has one place already
+    if not answering.places.take(key, num_more):
+        raise RefusedError(busy_key())
+    request.scope["model"] = answering.model.name
+    request.scope["usage"] = Usage(sum(len(prompt.token_ids) for prompt in prompts))
+    turns, salt = asyncio.Semaphore(at_once), request.scope.get("salt", b"")
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
 
     async def read(prompt: Prompt) -> bytes:
@@ -49,3 +57,4 @@ async def pool(
     finally:
         for task in tasks:
             task.cancel()
+        answering.places.give_back(key, num_more)

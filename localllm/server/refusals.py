@@ -12,7 +12,7 @@ from localllm.errors import (
     StepMemoryError,
     TemplateError,
 )
-from localllm.server.guard import Refusal
+from localllm.server.guard import Refusal, busy
 
 
 class RefusedError(Exception):
@@ -46,12 +46,6 @@ def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
                 503, message, "server_error", "engine_down", headers={"Retry-After": "2"}
             )
     return Refusal(500, message, "server_error")
-
-
-def busy(message: str) -> Refusal:
-    """The refusal for too many requests at once."""
-    kind, code = "rate_limit_error", "rate_limit_exceeded"
-    return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
 
 
 def invalid(message: str, param: str) -> RefusedError:

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from localllm.server.bodies import count_values
+from localllm.server.bodies import check_arguments
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (
     EFFORTS,
@@ -34,6 +34,7 @@ from localllm.server.schema import (
     ToolDefinition,
     ToolName,
     WholeBody,
+    at_most,
 )
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_messages, read_content
@@ -223,8 +224,7 @@ class InputRequest(WholeBody):
     @model_validator(mode="after")
     def _fields_go_together(self) -> "InputRequest":
         calls = (each for each in self.items if isinstance(each, CallItem))
-        if sum(count_values(call.arguments.encode()) for call in calls) > LIMITS.json_values:
-            raise ValueError(f"the arguments of calls have over {LIMITS.json_values:,} values")
+        check_arguments(call.arguments for call in calls)
         names = [tool.name for tool in self.functions]
         if len(set(names)) < len(names):
             raise ValueError("two tools have the same name")
@@ -335,13 +335,17 @@ class ResponseRequest(InputRequest):
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=16),
+            at_most(16),
         ]
         | None
     ) = None
     prompt_cache_key: Name | None = None
     prompt_cache_options: CacheOptions | None = None
     # Of what can be included, answers here have only thoughts, and those are always there.
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: (
+        Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=8, fail_fast=True)]
+        | None
+    ) = None
     background: Literal[False] | None = None
 
     @property

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
@@ -26,11 +27,26 @@ from localllm.server.guard import Access
 from localllm.server.kept_responses import KeptResponses
 from localllm.server.limits import LIMITS
 from localllm.server.protocol import PatientProtocol
+from localllm.server.request_log import RequestLog, logged
+from localllm.server.served_name import ServedName
 from localllm.text.prompt_writer import PromptWriter
 
 _BACKLOG = 512
 # How this machine reaches a server that listens on all of its addresses.
 _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a server listens, for how long running requests go on once it has to end, and who is
+    told: `tell` the address, once it answers; `log` a line for each request, if there is one.
+    """
+
+    host: str
+    port: int
+    grace_s: int
+    tell: Callable[[str], None]
+    log: Callable[[str], None] | None = None
 
 
 class _Server(uvicorn.Server):
@@ -63,21 +79,18 @@ def one_engine(found: Checkpoint, tell: Tell) -> EngineClient:
 
 async def serve_model(
     found: Checkpoint,
-    name: str,
+    name: ServedName,
     engines: Engines,
     access: Access,
     kept: KeptResponses,
     habits: PromptHabits,
     page_token: str | None,
-    where: tuple[str, int],
-    tell: Callable[[str], None],
-    grace_s: int,
+    where: Listening,
 ) -> None:
-    """Serve a model as `name` until a signal ends the server. `engines`: not started yet; `tell`
-    gets the address once the server answers.
+    """Serve a model as `name` until a signal ends the server. `engines`: not started yet.
 
-    After the signal, running requests have `grace_s` to finish. Raises: RequestError for an address
-    that cannot be used, LocalLLMError for a model that cannot be loaded.
+    Raises: RequestError for an address that cannot be used, LocalLLMError for a model that cannot
+    be loaded.
     """
     return_large_blocks()
     level = logging.getLogger().level
@@ -87,15 +100,17 @@ async def serve_model(
     # asyncio logs a warning for each byte sent to a client that has just disconnected.
     logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
     # Listen before loading the model, which may take long.
-    listener = _listen(*where)
+    listener = _listen(where.host, where.port)
+    log = None if where.log is None else RequestLog(where.log)
     try:
         info = await engines.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         served = ServedModel.of(found, name, writer)
+        app = create_app(engines, served, access, kept, habits, page_token)
         settings = uvicorn.Config(
-            create_app(engines, served, access, kept, habits, page_token),
-            host=where[0],
-            port=where[1],
+            app if log is None else logged(app, log),
+            host=where.host,
+            port=where.port,
             log_level=max(level, logging.WARNING),
             access_log=False,
             lifespan="off",
@@ -105,10 +120,10 @@ async def serve_model(
             # Connections accepted at once: one is counted only some rounds later.
             backlog=min(_BACKLOG, max(1, max_connections // 8)),
             h11_max_incomplete_event_size=LIMITS.header_bytes,
-            timeout_graceful_shutdown=grace_s,
+            timeout_graceful_shutdown=where.grace_s,
         )
         server = _Server(settings)
-        announced = asyncio.create_task(_announce(server, listener, tell))
+        announced = asyncio.create_task(_announce(server, listener, where.tell))
         host, port = listener.getsockname()[:2]
         try:
             with recorded(OwnServer(_address(_HERE.get(host, host), port), port, os.getpid())):
@@ -118,6 +133,8 @@ async def serve_model(
     finally:
         listener.close()
         await engines.stop()
+        if log is not None:
+            log.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

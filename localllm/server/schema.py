@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from localllm.server.bodies import count_values
+from localllm.server.bodies import check_arguments
 from localllm.server.limits import LIMITS
 from localllm.text.grammar import Grammar, lark_literal
 from localllm.text.plain_messages import (
@@ -64,6 +64,17 @@ OTHER_PARTS = (
     "video_url",
     "video",
 )
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Refuses an object with more names before each of them makes an error, which takes long."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"at most {most:,} names")
+        return value
+
+    return BeforeValidator(check)
 
 
 class Body(BaseModel):
@@ -145,6 +156,7 @@ class Sampling(WholeBody):
                 Annotated[float, Field(ge=-100, le=100)],
             ],
             Field(max_length=LIMITS.logit_bias_entries),
+            at_most(LIMITS.logit_bias_entries),
         ]
         | None
     ) = None
@@ -386,9 +398,7 @@ class ChatRequest(Sampling):
     def _calls_are_small(cls, messages: list[MessageBody]) -> list[MessageBody]:
         """The arguments of calls are JSON within JSON; they are parsed too, for the template."""
         calls = (call for message in messages for call in message.tool_calls or ())
-        num_values = sum(count_values(call.function.arguments.encode()) for call in calls)
-        if num_values > LIMITS.json_values:
-            raise ValueError(f"the arguments of calls have over {LIMITS.json_values:,} values")
+        check_arguments(call.function.arguments for call in calls)
         return messages
 
     @model_validator(mode="after")

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.cli.serve import name_in_urls
+from localllm.cli.serve import _keys_in
 from localllm.errors import ExitCode
+from localllm.server.served_name import name_for_clients
 
 
 def test_an_open_address_needs_a_key(localllm: Callable[..., Any]) -> None:
     outcome = localllm("serve", "pocket", "--host", "0.0.0.0")
     assert outcome.code == ExitCode.USAGE
-    assert "--api-key" in outcome.err
+    assert "--api-key-file" in outcome.err
     assert localllm("serve", "pocket", "--api-key", "").code == ExitCode.USAGE
 
 
@@ -49,16 +50,37 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(
         assert localllm("serve", "pocket", "--api-key", key).code == ExitCode.USAGE
 
 
-def test_a_relative_folder_is_served_under_its_own_name(
+def test_a_folder_is_served_under_its_own_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    for typed in (".", "./", "../mine", "./../mine"):
-        assert name_in_urls(typed, Path(typed)) == "mine"
-    for kept in ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "models/mine"):
-        assert name_in_urls(kept, folder) == kept
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for typed in (".", "./", "../mine", "./../mine", str(folder), f"{folder}/", "~/models/mine"):
+        assert name_for_clients(typed, folder) == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert name_for_clients("models/mine", Path("models/mine")) == "mine"
+    for kept in ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "org/mine", "~nobody-at-all/x", "a\0b"):
+        assert name_for_clients(kept, folder) == kept
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "c1899de2"
+    snapshot.mkdir(parents=True)
+    assert name_for_clients(str(snapshot), snapshot) == "Qwen/Qwen3-0.6B"
+
+
+def test_keys_are_read_from_a_file(localllm: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text("one\n\n two \r\n")
+    assert _keys_in(path) == ["one", "two"]
+    for text in ("\n", "two words\n", "schlüssel"):
+        said = "printable" if text.strip() else "has none"
+        path.write_text(text)
+        outcome = localllm("serve", "pocket", "--host", "0.0.0.0", "--api-key-file", str(path))
+        assert outcome.code == ExitCode.USAGE
+        assert said in outcome.err
+    missing = localllm("serve", "pocket", "--api-key-file", str(tmp_path / "none"))
+    assert missing.code == ExitCode.USAGE
+    assert "none" in missing.err
 
 
 def test_replicas_need_ray_which_is_told_before_anything_else(

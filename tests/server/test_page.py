@@ -87,9 +87,19 @@ def test_conversations_are_shown_to_the_token_alone(
         ("GET", "/page/conversations"),
         ("GET", "/page/conversations/1"),
         ("DELETE", "/page/conversations/1"),
+        ("GET", f"/page/conversations/{'9' * 5000}"),
     ):
         refused = httpx.request(method, opened[0].url + path, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_token")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 19, "-1", "+1", "1.5", "x", "%D9%A1", "1_0"])
+def test_what_is_no_number_is_no_conversation(page: httpx.Client, number: str) -> None:
+    path = f"/page/conversations/{number}"
+    body = {"model": "pocket", "turns": []}
+    for found in (page.get(path), page.delete(path), page.post(path, json=body)):
+        assert found.status_code == 404
+        assert len(found.text) < 300
 
 
 def test_without_open_there_is_no_token_that_fits(server: Server) -> None:
