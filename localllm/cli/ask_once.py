@@ -119,7 +119,7 @@ def check_remote_form(
 
 
 def _note_cut(request: ChatRequest, session: "ChatSession", completion: "Completion") -> None:
-    is_text = request.form == "text" and not request.flags.sampling.max_tokens
+    is_text = request.form == "text" and "max_tokens" not in request.sampling
     if completion.finish_reason != "length" or not (request.has_grammar or is_text):
         return
     is_full = completion.num_context_tokens >= session.model.context_length

@@ -9,7 +9,6 @@ import typer
 from localllm.answer.overflow import OVERFLOW_POLICIES
 from localllm.cli import suggestions
 from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
-from localllm.cli.flag_values import parse_keepalive
 from localllm.cli.flags import Flags, option
 from localllm.cli.form_flags import FormFlags
 from localllm.cli.sampling_flags import SamplingFlags
@@ -21,8 +20,8 @@ from localllm.text.prompt import THINK_LEVELS
 if TYPE_CHECKING:
     from localllm.cli.answer import AnswerForm
 
-# Requests at a time: of --each-line, and of an engine that is kept for other programs.
-LINES_AT_ONCE, KEPT_AT_ONCE = 32, 16
+# Lines that --each-line answers at a time.
+LINES_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +245,5 @@ class ChatFlags(Flags):
         cache = self.cache
         if self.conversation.no_save:  # keys and values reveal the conversation
             cache = replace(cache, cache_disk=None)
-        return self.engine.config(self._num_seqs(), self.drafts.config(), cache)
-
-    def _num_seqs(self) -> int:
-        """Requests at a time, if no flag says it: one for each line, some for whoever uses an
-        engine that is kept, else one.
-        """
-        if self.lines.each_line:
-            return LINES_AT_ONCE
-        return KEPT_AT_ONCE if parse_keepalive(self.conversation.keepalive) else 1
+        num_seqs = LINES_AT_ONCE if self.lines.each_line else 1
+        return self.engine.config(num_seqs, self.drafts.config(), cache)

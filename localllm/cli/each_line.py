@@ -189,7 +189,7 @@ class _Run:
             cut = f"cut after {completion.num_generated_tokens:,} tokens"
             if self._request.has_grammar or self._request.flags.answer.fail_on_length:
                 return LocalLLMError(cut, hint="-n sets the limit")
-            if not self._request.flags.sampling.max_tokens:
+            if "max_tokens" not in self._request.sampling:
                 note(f"line {row.line.number:,}: {cut}", dim=True)
         try:
             check_remote_form(self._request, self._params, completion)

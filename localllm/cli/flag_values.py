@@ -32,13 +32,19 @@ def parse_expert_memory(text: str | None) -> int | None:
 
 
 def parse_context(text: str | None) -> int | None:
-    """`4096`, `32k` (times 1,024) or `auto` (None). Raises: RequestError."""
-    if text is None or text.lower() == "auto":
+    """`4096`, `32k` (times 1,024) or `auto` (None), which llama.cpp writes as 0. Raises:
+    RequestError.
+    """
+    if text is None or text.lower() in ("auto", "0"):
         return None
     digits = text[:-1] if text[-1:] in ("k", "K") else text
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= 12
     if not is_number or int(digits) == 0:
-        raise RequestError(f"--ctx must be like 4096, 32k or auto, found {text!r:.40}", param="ctx")
+        raise RequestError(
+            f"--ctx must be like 4096, 32k or auto, found {text!r:.40}",
+            param="ctx",
+            hint="-c is the context; --continue goes on with the last conversation",
+        )
     return int(digits) * (1024 if digits != text else 1)
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.cli.first_start import welcome
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 LOADING_SHOWN_S = 1.0
 # How long an engine on a GPU waits for a script's next question; one on a CPU does not wait.
 GPU_KEEPALIVE_S = 300.0
+# Requests at a time of an engine that is kept.
+KEPT_AT_ONCE = 16
 # Unix sockets, by which running engines are found.
 _HAS_SOCKETS = os.name == "posix"
 
@@ -67,7 +70,7 @@ def open_noted(
             from localllm.attach.attached import start
 
             try:
-                return start(found, keepalive_s, logging.getLogger().level, listener)
+                return start(_for_several(found), keepalive_s, logging.getLogger().level, listener)
             except OSError as error:
                 tell(f"the engine cannot be kept running ({error})")
         checkpoint = read_checkpoint(found)
@@ -92,6 +95,13 @@ def loading(name: str, doing: list[str]) -> StatusLine:
         return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{now}"
 
     return StatusLine(describe, LOADING_SHOWN_S)
+
+
+def _for_several(found: "FoundModel") -> "FoundModel":
+    """`found` with an engine that answers several requests at a time, since others will use it."""
+    config = found.engine_config
+    several = max(config.max_num_seqs, KEPT_AT_ONCE)
+    return replace(found, engine_config=replace(config, max_num_seqs=several))
 
 
 def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | None":

@@ -7,6 +7,9 @@ from localllm.cli.flag_values import parse_logit_bias
 from localllm.cli.flags import Flags, option
 from localllm.errors import RequestError
 
+# As llama.cpp, Ollama and vLLM write that there is no seed, no limit.
+_UNLIMITED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags(Flags):
@@ -65,16 +68,16 @@ class SamplingFlags(Flags):
             raise RequestError("--greedy and --temp cannot be combined", param="temperature")
         fields = {
             "temperature": 0.0 if self.greedy else self.temp,
-            "top_k": self.top_k,
+            "top_k": 0 if self.top_k == _UNLIMITED else self.top_k,
             "top_p": self.top_p,
             "min_p": self.min_p,
             "repetition_penalty": self.repeat_penalty,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "logit_bias": parse_logit_bias(self.logit_bias) if self.logit_bias else None,
-            "seed": self.seed,
+            "seed": None if self.seed == _UNLIMITED else self.seed,
             "stop": tuple(self.stop) if self.stop else None,
             "ignore_eos": self.ignore_eos or None,
-            "max_tokens": self.max_tokens,
+            "max_tokens": None if self.max_tokens == _UNLIMITED else self.max_tokens,
         }
         return {name: value for name, value in fields.items() if value is not None}

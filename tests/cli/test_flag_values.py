@@ -2,7 +2,8 @@
 
 import pytest
 
-from localllm.cli.flag_values import parse_size
+from localllm.cli.flag_values import parse_context, parse_size
+from localllm.cli.sampling_flags import SamplingFlags
 from localllm.errors import RequestError
 
 
@@ -27,3 +28,13 @@ def test_sizes(text: str, expected: int) -> None:
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(RequestError, match="--reserve must be a size"):
         parse_size(text, "reserve")
+
+
+def test_what_other_programs_write_for_no_limit_is_none() -> None:
+    assert parse_context("0") is None
+    assert SamplingFlags(seed=-1, max_tokens=-1).given() == {}
+    assert SamplingFlags(seed=-2, max_tokens=5, top_k=-1).given() == {
+        "seed": -2,
+        "max_tokens": 5,
+        "top_k": 0,
+    }
