@@ -191,7 +191,7 @@ def test_colour_is_for_terminals_unless_it_is_asked_for(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "")
     monkeypatch.setenv("NO_COLOR", "")
-    flags = ("chat", "Once", "-n", "1")
+    flags = ("chat", "pocket", "Once", "-n", "1", "--why")
     assert "\x1b" not in localllm(*flags).err
     assert "\x1b[2m" in localllm(*flags, "--color", "always").err
     assert "\x1b" not in localllm(*flags, "--color", "never").err
