@@ -97,14 +97,14 @@ class GrammarCompiler:
         tries: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        num_tokens = tokenizer.num_token_ids
+        num_tokens = min(tokenizer.num_token_ids, vocab_size)
         self._eos_token_ids = sorted(each for each in eos_token_ids if each < num_tokens)
         # Without an end token, an id that has no text; otherwise llguidance would choose a token.
         ends = self._eos_token_ids or [num_tokens]
         num_ids = max(vocab_size, ends[-1] + 1)
         self._trials: GrammarTrials | None = None
         try:
-            vocabulary = spelling_vocabulary(tokenizer.to_json(), ends)
+            vocabulary = spelling_vocabulary(tokenizer.to_json(), ends, num_ids)
             if tries:
                 self._trials = GrammarTrials(vocabulary, num_ids, ends)
                 self._trials.warm()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import RequestError
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.stop_strings import StopMatcher
@@ -64,16 +65,35 @@ class TextEngine:
         `salt`: see Engine.add_request; `form`: its grammar, if that is compiled already. Raises:
         RequestError.
         """
+        self._check_tokens(prompt)
         matcher = None
         if params.grammar is not None:
             matcher, prompt = form or self.compile(params.grammar, prompt)
         request_id = self.engine.add_request(
             prompt.token_ids, params, salt, matcher, prompt.borders, prompt.num_to_keep
         )
-        for sample in range(params.n):
-            self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
+        try:
+            for sample in range(params.n):
+                assembler = _TextAssembler(self.tokenizer, prompt, params)
+                self._assemblers[request_id, sample] = assembler
+        except RequestError:  # the tokens of the prompt have no text
+            self.engine.abort(request_id)
+            raise
         self._inboxes[request_id] = deque()
         return request_id
+
+    def _check_tokens(self, prompt: Prompt) -> None:
+        """Raises: RequestError for a token that the tokenizer has and the model does not."""
+        num_rows = self.engine.limits.vocab_size
+        beyond = next((i for i in prompt.token_ids if i >= num_rows), None)
+        text = None if beyond is None else self.tokenizer.token_text(beyond)
+        if text is not None:
+            raise RequestError(
+                f"the prompt holds {text!r:.80}, which is not among the model's tokens",
+                param="prompt",
+                where=f"token {beyond} of the tokenizer; the model has 0 to {num_rows - 1}",
+                hint="a prompt or a chat template without it",
+            )
 
     def compile(self, grammar: Grammar, prompt: Prompt) -> "CompiledForm":
         """Compile the grammar of one answer; any thread may call it. Raises: RequestError."""
@@ -127,24 +147,18 @@ class TextEngine:
         assembler = self._assemblers.get(key)
         if assembler is None:
             return  # an earlier event ended it
-        split = Split()
-        finish_reason = event.finish_reason
-        if event.token_id is not None and finish_reason is not FinishReason.STOP:
-            split = assembler.push(event.token_id)
-        if assembler.has_stopped:
-            if finish_reason is None:
-                for ended in self.engine.abort(event.request_id, event.sample):
-                    event = event._replace(drafts=ended.drafts)
-            finish_reason = FinishReason.STOP
-        elif finish_reason is not None:
-            rest = assembler.flush()
-            split = Split(split.thinking + rest.thinking, split.answer + rest.answer)
-            if assembler.has_stopped:
-                finish_reason = FinishReason.STOP
+        try:
+            split, finish_reason = assembler.take(event)
+        except RequestError as error:  # the tokens have no text
+            split, finish_reason = Split(), FinishReason.ERROR
+            event = event._replace(error=error)
         if finish_reason is not None:
             del self._assemblers[key]
+            if event.finish_reason is None:
+                for ended in self.engine.abort(event.request_id, event.sample):
+                    event = event._replace(drafts=ended.drafts)
         token = None
-        if event.token_id is not None:
+        if event.token_id is not None and event.error is None:
             token = TokenInfo(event.token_id, event.logprobs, event.is_draft)
         self._inboxes[event.request_id].append(
             TextEvent(
@@ -191,12 +205,20 @@ class _TextAssembler:
         self.said = Split("".join(s.thinking for s in said), "".join(s.answer for s in said))
 
     @property
-    def has_stopped(self) -> bool:
-        return self._matcher.has_stopped
-
-    @property
     def stopped_by(self) -> str | None:
         return self._matcher.stopped_by
+
+    def take(self, event: TokenEvent) -> tuple[Split, FinishReason | None]:
+        """The text that an event completes, and whether and why it is the last. Raises:
+        RequestError for tokens without a text.
+        """
+        finish_reason, split = event.finish_reason, Split()
+        if event.token_id is not None and finish_reason is not FinishReason.STOP:
+            split = self.push(event.token_id)
+        if finish_reason is not None and not self._matcher.has_stopped:
+            rest = self.flush()
+            split = Split(split.thinking + rest.thinking, split.answer + rest.answer)
+        return split, FinishReason.STOP if self._matcher.has_stopped else finish_reason
 
     def push(self, token_id: int) -> Split:
         return self._match(self._splitter.push(self._decoder.push(token_id)))

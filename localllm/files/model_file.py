@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from localllm.errors import CheckpointError, ExitCode
+from localllm.files.model_folder import explain_missing
 from localllm.files.regular_file import open_regular, read_regular
 
 _PACKAGE = Path(__file__).parents[1]
 _REDOWNLOAD = "download the model again"
+# What a checkout without git-lfs has in the place of a large file.
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def has_file(path: Path) -> bool:
@@ -28,9 +31,16 @@ def open_model_file(path: Path) -> BinaryIO:
     """
     place = _find(path)
     try:
-        return open_regular(place)
+        file = open_regular(place)
     except OSError as error:
         raise _unreadable(path, error) from error
+    try:
+        _refuse_pointer(path, file.read(len(_POINTER)))
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def read_model_file(path: Path, max_bytes: int) -> bytes:
@@ -40,9 +50,11 @@ def read_model_file(path: Path, max_bytes: int) -> bytes:
     """
     place = _find(path)
     try:
-        return read_regular(place, max_bytes)
+        data = read_regular(place, max_bytes)
     except OSError as error:
         raise _unreadable(path, error) from error
+    _refuse_pointer(path, data)
+    return data
 
 
 def check_link(path: Path) -> None:
@@ -75,6 +87,15 @@ def _find(path: Path) -> Path:
     return place
 
 
+def _refuse_pointer(path: Path, start: bytes) -> None:
+    if start.startswith(_POINTER):
+        raise CheckpointError(
+            f"{path.name} is a pointer of git-lfs, not the file itself",
+            where=str(path),
+            hint=f"git lfs pull in {path.parent}, or localllm pull MODEL",
+        )
+
+
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, PermissionError):
         return CheckpointError(
@@ -85,6 +106,9 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
         )
     reason = f"{path.name} cannot be read: {error.strerror}"
     if isinstance(error, FileNotFoundError):
+        explained = None if path.is_symlink() else explain_missing(path)
+        if explained is not None:
+            return explained
         reason = f"{path.name} is missing"
         if path.is_symlink():
             reason = f"{path.name} is a link to a file that does not exist"

@@ -19,23 +19,25 @@ _PRIVATE = "\ufdd1"  # reserved by Unicode for internal use by programs
 _HIDDEN = {"single_word": False, "normalized": False, "special": True}
 
 
-def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
+def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int], num_ids: int) -> str:
     """A `tokenizer.json` that turns any text into ordinary tokens, without changing the text.
 
     It hides special tokens, tags, and the model's end tokens, whatever their texts; the id of an
-    end token may be one past the last.
+    end token may be one past the last. Tokens from `num_ids` on, which the model does not have, are
+    left out.
     """
     state = json.loads(tokenizer_json)
     added = {each["id"]: each for each in state["added_tokens"]}
     hidden = {i for i, each in added.items() if each["special"] or _is_no_text(each["content"])}
-    hidden |= set(end_ids)
+    hidden |= set(end_ids) | {i for i in added if i >= num_ids}
     vocab = state["model"]["vocab"]
     names = (
         enumerate(piece for piece, _ in vocab)
         if isinstance(vocab, list)
         else ((i, piece) for piece, i in vocab.items())
     )
-    texts = {i: piece for i, piece in names if i in hidden}
+    texts = {i: piece for i, piece in names if i in hidden or i >= num_ids}
+    hidden |= texts.keys()
     texts |= {i: added[i]["content"] for i in hidden & added.keys()}
     nonce = secrets.randbits(64)
     private = {i: f"{_PRIVATE}{nonce}:{i}{_PRIVATE}" for i in sorted(hidden)}
@@ -45,7 +47,8 @@ def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
         added[i] = {"id": i, "content": name, **_HIDDEN}
     # No token takes the spaces around it.
     taking = {"lstrip": False, "rstrip": False}
-    state["added_tokens"] = [{**added[i], **taking} for i in sorted(added)]
+    state["added_tokens"] = [{**added[i], **taking} for i in sorted(added) if i < num_ids]
+    state["model"]["vocab"] = _within(num_ids, state["model"]["vocab"])
     state["normalizer"] = _without_changes(state["normalizer"])
     state["pre_tokenizer"] = _without_prefix(state["pre_tokenizer"])
     return json.dumps(state)
@@ -55,6 +58,13 @@ def single_token(tokens: LLTokenizer, char: str) -> int | None:
     """The token of a single character; None if the character takes several."""
     ids = tokens.tokenize_bytes(char.encode())
     return ids[0] if len(ids) == 1 else None
+
+
+def _within(num_ids: int, vocab: Any) -> Any:
+    """The part of a vocabulary whose ids are below `num_ids`; none of the rest is in a merge."""
+    if isinstance(vocab, list):
+        return vocab[:num_ids]
+    return {piece: i for piece, i in vocab.items() if i < num_ids}
 
 
 def _is_no_text(content: str) -> bool:

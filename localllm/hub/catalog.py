@@ -336,17 +336,21 @@ def _refuse_address(name: str) -> None:
 
 
 def _refuse_file(name: str) -> None:
-    """Raises: CatalogError (exit code 2) for a file."""
-    is_gguf = name.lower().endswith(".gguf")
-    if is_file(name) or is_gguf:
-        raise CatalogError(
-            f"{name:.200} is {'a GGUF file, which is not supported' if is_gguf else 'a file'}",
-            where="a model is a folder with config.json, tokenizer.json and *.safetensors",
-            hint="the repository of the hub that it was converted from"
-            if is_gguf
-            else "the folder that it is in",
-            exit_code=ExitCode.USAGE,
-        )
+    """Raises: CatalogError (exit code 2) for a file, here or not."""
+    is_gguf, is_here = name.lower().endswith(".gguf"), is_file(name)
+    if not is_here and not is_gguf:
+        return
+    where = "a model is a folder with config.json, tokenizer.json and *.safetensors"
+    if not is_here:
+        what, hint = "does not exist", "check the path"
+    elif is_gguf:
+        what = "is a GGUF file, which is not supported"
+        hint = "the repository of the hub that it was converted from"
+    else:
+        what, folder = "is a file", Path(name).parent
+        has_model = (folder / "config.json").is_file()
+        hint = f"the folder that it is in: {folder}" if has_model else "the folder that it is in"
+    raise CatalogError(f"{name:.200} {what}", where=where, hint=hint, exit_code=ExitCode.USAGE)
 
 
 def is_file(name: str) -> bool:

@@ -1,11 +1,11 @@
 """Finds a model by name, and reads and checks its small files before anything is loaded."""
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.engine.config import EngineConfig
-from localllm.errors import CheckpointError
 from localllm.files.file_times import note_use
 from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, ModelSource, resolve_model
 from localllm.hub.download import DownloadProgress, fetch_model
@@ -15,6 +15,8 @@ from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +159,13 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
     eos = {*defaults.eos_token_ids, *found.architecture.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
-    _check_vocabulary(folder, tokenizer, found.architecture.vocab_size, eos)
     return Checkpoint(
         name=found.name,
         folder=folder,
         architecture=found.architecture,
         tokenizer=tokenizer,
         defaults=defaults,
-        eos_token_ids=frozenset(eos),
+        eos_token_ids=_ends_of(found.architecture, tokenizer, eos),
         engine_config=found.engine_config,
         drafters=found.drafters,
         reranker=find_reranker(found.name, folder, found.architecture, tokenizer),
@@ -172,19 +173,22 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
     )
 
 
-def _check_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int, eos: set[int]) -> None:
-    """The head may be larger than the tokenizer (padding), never smaller."""
-    if tokenizer.num_token_ids > vocab_size:
-        raise CheckpointError(
-            f"the tokenizer has token ids up to {tokenizer.num_token_ids - 1}, "
-            f"the model's head only {vocab_size} rows",
-            where=str(folder),
-            hint="tokenizer.json and config.json are from different models or revisions",
+def _ends_of(architecture: Architecture, tokenizer: Tokenizer, named: set[int]) -> frozenset[int]:
+    """The end tokens that the model has: its head may be larger than the tokenizer (padding), or
+    smaller (tokens of pictures, or added for training and never used).
+    """
+    num_rows = architecture.vocab_size
+    unknown = sorted(i for i in named if i >= num_rows)
+    if unknown:
+        logger.warning(
+            "not end tokens: %s, since the model has tokens 0 to %d%s",
+            ", ".join(map(str, unknown[:8])),
+            num_rows - 1,
+            "" if len(named) > len(unknown) else "; its answers end at their limit",
         )
-    for token_id in sorted(eos):
-        if token_id >= vocab_size:
-            raise CheckpointError(
-                f"end token {token_id} is not one of the model's tokens, 0 to {vocab_size - 1}",
-                where=str(folder / "generation_config.json"),
-                hint="the config files are from different models or revisions",
-            )
+    num_more = tokenizer.num_token_ids - num_rows
+    if num_more > 0:
+        logger.info(
+            "%d tokens of the tokenizer are not the model's: no prompt may hold one", num_more
+        )
+    return frozenset(named - set(unknown))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
+from localllm.files.model_folder import NEEDED, find_layout
 from localllm.model.families.table import drafter_kind, read_architecture
 from localllm.model.quantization_fields import with_quantization
-
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def check_listed(repo: str, names: Sequence[str]) -> None:
@@ -21,20 +20,13 @@ def check_listed(repo: str, names: Sequence[str]) -> None:
     """
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return
-    found = sorted({Path(name).suffix.lower() for name in names})
-    if ".gguf" in found:
-        what, hint = "its weights are GGUF files", "the repository that they were converted from"
-    elif any(suffix in _PICKLES for suffix in found):
-        what, hint = "its weights are pickles, which can run code", "a repository with safetensors"
-    elif "config.json" not in names:
-        what, hint = "it has no config.json", "check the name; its page lists the files"
+    found = find_layout(names)
+    if found is not None:
+        what, hint = found.what, found.hint
     else:
-        what, hint = "it has no weights", "check the name; its page lists the files"
-    raise UnsupportedModelError(
-        f"{repo} cannot run here: {what}",
-        where="a model needs config.json, tokenizer.json and *.safetensors",
-        hint=hint,
-    )
+        what = "it has no weights" if "config.json" in names else "it has no config.json"
+        hint = "check the name; its page lists the files"
+    raise UnsupportedModelError(f"{repo} cannot run here: {what}", where=NEEDED, hint=hint)
 
 
 def check_config(folder: Path) -> None:

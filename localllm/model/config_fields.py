@@ -1,11 +1,14 @@
 """Typed, bounded access to the fields of an untrusted `config.json`."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any, Literal, NoReturn
 
 from localllm.errors import CheckpointError, UnsupportedModelError, brief
+
+logger = logging.getLogger(__name__)
 
 DType = Literal["float32", "bfloat16", "float16"]
 # With their other names in torch.
@@ -182,12 +185,13 @@ def plain_floats(value: Any) -> Any:
 
 
 def read_token_ids(value: Any, where: str) -> tuple[int, ...]:
-    """One token id, a list of them or null, as a tuple. Raises: CheckpointError."""
+    """One token id, a list of them or null, as a tuple; a warning names what is no id."""
     if value is None:
         return ()
-    ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 31 for i in ids):
-        raise CheckpointError(
-            f"token ids must be whole numbers of at least 0, found {brief(value)}", where=where
-        )
+    values = value if isinstance(value, list) else [value]
+    flat = [part for each in values for part in (each if isinstance(each, list) else [each])]
+    ids = [part for part in flat if type(part) is int and 0 <= part < 1 << 31]
+    for other in flat:
+        if other not in ids and other is not None:
+            logger.warning("%s: %s is no token id; it is ignored", where, brief(other))
     return tuple(ids)

@@ -7,7 +7,10 @@ from pathlib import Path
 from localllm.errors import CheckpointError
 from localllm.files.json_file import MAX_JSON_BYTES, read_json_object
 from localllm.files.model_file import has_file, open_model_file, read_model_file
+from localllm.files.model_folder import PICKLES, no_weights
 
+# Mistral's own layout of the same weights; the weights of an adapter.
+_OTHERS = ("consolidated", "adapter_model")
 INDEX_NAME = "model.safetensors.index.json"
 # 200 bytes for each of the tensors that a checkpoint may have.
 MAX_INDEX_BYTES = 20_000_000
@@ -26,9 +29,10 @@ def find_weight_files(folder: Path) -> list[Path]:
     # Some repositories hold a second copy of the weights under another name.
     whole = folder / "model.safetensors"
     files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+    files = [path for path in files if not path.name.startswith(_OTHERS)]
     if files:
         return files
-    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
     if pickled:
         raise CheckpointError(
             f"the weights are a pickle ({pickled[0]}), which can run code when it is loaded",
@@ -36,11 +40,7 @@ def find_weight_files(folder: Path) -> list[Path]:
             hint="convert them to safetensors (github.com/huggingface/safetensors, "
             "bindings/python/convert.py) or use a repository that has them",
         )
-    raise CheckpointError(
-        "no weights here: no *.safetensors file",
-        where=str(folder),
-        hint="download the model again",
-    )
+    raise no_weights(folder)
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:

@@ -98,6 +98,10 @@ class Tokenizer:
         """One more than the largest token id."""
         return max(self.vocabulary().values(), default=-1) + 1
 
+    def token_text(self, token_id: int) -> str | None:
+        """The text of a token as the vocabulary writes it; None for an id without one."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 31 else None
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; without one, it continues text."""
@@ -111,11 +115,14 @@ class Tokenizer:
 
     @property
     def ordinary_token_ids(self) -> list[int]:
-        """Tokens that are text by themselves: not special, and not part of a character."""
+        """Tokens that are text by themselves: none that was added, which the model may not have,
+        and no part of a character.
+        """
+        added = self._backend.get_added_tokens_decoder()
         return [
             token_id
             for token_id in range(self.num_token_ids)
-            if token_id not in self._special_ids
+            if token_id not in added
             and (text := self.decode([token_id]))
             and _REPLACEMENT not in text
         ]
@@ -334,10 +341,24 @@ class Tokenizer:
         return " ".join(part for part in [*parts, _literal(self.decode(run))] if part)
 
     def decode(self, token_ids: Sequence[int], shown: str = "") -> str:
-        """Text of `token_ids`, without special tokens except those that occur in `shown`."""
+        """Text of `token_ids`, without special tokens except those that occur in `shown`.
+
+        Raises: RequestError if the vocabulary's decoder fails on these tokens.
+        """
         special = self._special_ids
         kept = [i for i in token_ids if i not in special or (shown and special[i] in shown)]
-        return str(self._backend.decode(kept, skip_special_tokens=False))
+        if not kept:
+            return ""
+        try:
+            return str(self._backend.decode(kept, skip_special_tokens=False))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # panics of its Rust side, by a decoder and these tokens
+            raise RequestError(
+                "the text of these tokens cannot be told",
+                where=f"the decoder of tokenizer.json fails: {error!s:.100}",
+                hint="report it to the model's publisher",
+            ) from error
 
 
 class StreamDecoder:

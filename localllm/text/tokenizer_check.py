@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.errors import CheckpointError
+from localllm.errors import CheckpointError, brief
 from localllm.text.added_tokens import MAX_TOKEN_CHARS
 
 # How many times as long the decoder's steps together may make a text; replacing a mark with a space
 # does not lengthen it.
 MAX_GROWTH = 8
 MAX_DECODERS = 32
-_HARMLESS = ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece", "BPEDecoder")
+_HARMLESS = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "WordPiece", "BPEDecoder")
 _HINT = "report it to the model's publisher"
 
 
@@ -27,6 +27,8 @@ def check_decoding(state: Mapping[str, Any], path: Path) -> None:
         kind = decoder.get("type")
         if kind == "Replace":
             growth *= _growth(decoder, path)
+        elif kind == "Strip":
+            _check_strip(decoder, path)
         elif kind not in (*_HARMLESS, "CTC"):
             raise _refused(f"its decoder {kind!r:.60} is unknown", path)
     if growth > MAX_GROWTH or num_decoders > MAX_DECODERS:
@@ -43,6 +45,13 @@ def _growth(replace: Mapping[str, Any], path: Path) -> float:
     if not isinstance(text, str) or not isinstance(content, str) or not text:
         raise _refused("its decoder replaces something that is not plain text", path)
     return max(1.0, len(content) / len(text))
+
+
+def _check_strip(strip: Mapping[str, Any], path: Path) -> None:
+    for name in ("start", "stop"):
+        count = strip.get(name, 0)
+        if type(count) is not int or not 0 <= count <= MAX_TOKEN_CHARS:
+            raise _refused(f"its decoder strips {brief(count)} characters", path)
 
 
 def _flat(decoder: Any, depth: int) -> Iterator[Mapping[str, Any]]:

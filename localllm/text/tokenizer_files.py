@@ -7,7 +7,6 @@ from tokenizers.models import BPE
 
 from localllm.errors import CheckpointError
 from localllm.files.json_file import read_json_object
-from localllm.files.model_file import has_file
 from localllm.text import added_tokens
 from localllm.text.added_tokens import read_added_tokens
 from localllm.text.tokenizer_check import check_decoding
@@ -21,15 +20,8 @@ MAX_TOKENIZER_BYTES = 200_000_000
 def load_backend(folder: Path) -> Backend:
     """The vocabulary of a folder. Raises: CheckpointError."""
     path = folder / FILE
-    if not has_file(path):
-        raise CheckpointError(
-            "tokenizer.json is missing",
-            where=str(folder),
-            hint="download the model again, or convert its tokenizer: "
-            "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
-        )
-    added = read_added_tokens(folder)
     check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
+    added = read_added_tokens(folder)
     try:
         backend = Backend.from_file(str(path))
         # Settings left behind by training; a prompt is never cut or padded.

@@ -211,14 +211,21 @@ def test_a_file_is_neither_a_question_nor_a_model(localllm: Run, tmp_path: Path)
     assert outcome.code == ExitCode.USAGE
     assert f"-f '{notes}'" in outcome.err
     weights = tmp_path / "m.gguf"
-    for arguments in ((str(weights), "hi"), ("m.gguf", "hi")):
-        weights.write_bytes(b"GGUF")
-        outcome = localllm("chat", *arguments)
+    weights.write_bytes(b"GGUF")
+    for name, words in (
+        (str(weights), "is a GGUF file, which is not supported"),
+        ("m.gguf", "m.gguf does not exist"),
+    ):
+        outcome = localllm("chat", name, "hi")
         assert outcome.code == ExitCode.USAGE
-        assert "GGUF file, which is not supported" in outcome.err
+        assert words in outcome.err
     outcome = localllm("chat", str(notes), "hi")
     assert outcome.code == ExitCode.USAGE
     assert "is a file" in outcome.err
+    (tmp_path / "config.json").write_text("{}")
+    outcome = localllm("chat", str(tmp_path / "config.json"), "hi")
+    assert outcome.code == ExitCode.USAGE
+    assert f"the folder that it is in: {tmp_path}" in outcome.err
 
 
 def test_a_dash_is_stdin(localllm: Run) -> None:

@@ -107,6 +107,9 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
         (["model-Q4_K_M.gguf", "README.md"], "GGUF"),
         (["model.gguf", "config.json"], "GGUF"),
         (["config.json", "pytorch_model.bin"], "pickles"),
+        (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter (LoRA)"),
+        (["params.json", "consolidated.safetensors"], "Mistral's own layout"),
+        (["onnx/model.onnx", "config.json"], "ONNX"),
         (["config.json"], "no weights"),
         (["model.safetensors"], "no config.json"),
     ],
@@ -120,6 +123,7 @@ def test_repositories_of_other_files_are_refused_and_leave_nothing(
     folder = tmp_path / "repository"
     folder.mkdir()
     for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     with running_hub(Hub({REPO: folder})) as hub:
         for words in (("pull", REPO, "--dry-run"), ("chat", REPO, "Hello")):

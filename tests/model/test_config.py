@@ -46,8 +46,6 @@ READERS = {
         ("hidden_act", "relu"),
         ("torch_dtype", "int8"),
         ("tie_word_embeddings", "no"),
-        ("eos_token_id", -1),
-        ("eos_token_id", [1, "2"]),
         ("rope_scaling", 7),
         ("rope_scaling", {"rope_type": "mystery", "factor": 2}),
         ("rope_scaling", {"rope_type": "linear"}),

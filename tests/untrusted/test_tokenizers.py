@@ -200,6 +200,8 @@ def test_a_decoder_that_makes_texts_longer_and_longer_is_refused(tmp_path: Path)
         {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""},
         {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
         {"type": "Unheard"},
+        {"type": "Strip", "content": " ", "start": 0, "stop": 1 << 62},
+        {"type": "Strip", "content": " ", "start": -1, "stop": 0},
     ],
 )
 def test_a_decoder_whose_cost_is_unknown_is_refused(
