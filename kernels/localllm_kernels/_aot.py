@@ -78,9 +78,15 @@ def usage_of(compiled: Any) -> Usage:
             [tool, "-res-usage", str(binary)], capture_output=True, text=True, check=True
         ).stdout
     found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", listing)}
-    # What a kernel declares itself, where newer tools count a KiB that the system takes.
-    declared = found["SHARED"] - (1024 if compiled.metadata.target.arch >= 90 else 0)
+    declared = declared_shared(found["SHARED"], compiled.metadata.target.arch)
     return Usage(found["REG"], declared + compiled.metadata.shared, found["STACK"])
+
+
+def declared_shared(listed: int, arch: int) -> int:
+    """What a kernel declares itself, of the bytes that the tool lists: newer tools count a KiB that
+    the system takes from sm_90 on, but not for every kernel.
+    """
+    return max(0, listed - 1024) if arch >= 90 else listed
 
 
 def check_nvidia(name: str, spec: AotSpec, capability: int) -> tuple[str, bool]:

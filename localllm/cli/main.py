@@ -20,6 +20,7 @@ from localllm import __version__
 from localllm.cli.bench import bench
 from localllm.cli.cache import cache
 from localllm.cli.chat import chat
+from localllm.cli.completion import PROGRAM, complete_in, names_shell
 from localllm.cli.config import config, flag_defaults
 from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
@@ -150,7 +151,11 @@ def run(arguments: Sequence[str]) -> int:
         elif words[0] == "version":
             words = ["--version"]
         words = _with_command(words)
-        code = app(args=words, standalone_mode=False)
+        if names_shell(words):
+            complete_in(*words)
+            return ExitCode.OK
+        # Named like that however it was started: completion finds it by its name.
+        code = app(args=words, prog_name=PROGRAM, standalone_mode=False)
         if sys.stdout is None:
             raise StdoutClosedError
         sys.stdout.flush()

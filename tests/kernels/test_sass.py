@@ -2,9 +2,10 @@
 
 import pytest
 
-from localllm_kernels._aot import all_specs
+from localllm_kernels._aot import all_specs, declared_shared
 from localllm_kernels._figures import figure_of
 from localllm_kernels._sass import (
+    _programs,
     busiest_pipe,
     innermost_loops,
     largest_loop,
@@ -49,3 +50,14 @@ def test_a_slow_instruction_is_no_cheaper_than_several_fast_ones() -> None:
 )
 def test_a_figure_stands_for_every_kernel_that_is_counted(name: str, spec: object) -> None:
     assert figure_of(name, spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("listed", "arch", "declared"), [(0, 90, 0), (1024, 90, 0), (3072, 90, 2048), (512, 80, 512)]
+)
+def test_a_kernel_without_shared_memory_has_none_whatever_the_tool_counts(
+    listed: int, arch: int, declared: int
+) -> None:
+    """Triton's own cuobjdump lists a KiB of the system's for some kernels only."""
+    assert declared_shared(listed, arch) == declared
+    assert _programs(32, declared_shared(listed, arch), 128, arch) == 16
