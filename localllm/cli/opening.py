@@ -11,7 +11,7 @@ from localllm.cli.output import note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.variants import choose_variant
 from localllm.engine.config import EngineConfig
-from localllm.engine.listener import Listener
+from localllm.engine.listener import MEMORY, Listener, Tell
 from localllm.hub.recommendation import has_gpu_driver
 from localllm.user.places import cache_folder
 
@@ -64,7 +64,8 @@ def open_noted(
         def tell(text: str) -> None:
             line.say(lambda: note(text, dim=True))
 
-        listener = Listener(logger.info, doing.append)
+        lines = without_memory(tell) if is_conversation else logger.info
+        listener = Listener(lines, doing.append)
 
         if keepalive_s != 0 and _HAS_SOCKETS:
             from localllm.attach.attached import start
@@ -79,6 +80,15 @@ def open_noted(
         from localllm.answer.opening import load_checkpoint
 
         return load_checkpoint(checkpoint, find_drafters(checkpoint), listener)
+
+
+def without_memory(tell: Tell) -> Tell:
+    """`tell` for lines about loading a model, of which those on memory are only logged."""
+
+    def tell_others(text: str) -> None:
+        (logger.info if text.startswith(MEMORY) else tell)(text)
+
+    return tell_others
 
 
 def loading(name: str, doing: list[str]) -> StatusLine:

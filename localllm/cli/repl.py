@@ -18,6 +18,7 @@ from localllm.cli.download_progress import TerminalProgress
 from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
 from localllm.cli.line_editor import CommandCompleter, LineEditor, unquoted
+from localllm.cli.opening import without_memory
 from localllm.cli.output import StdoutClosedError, note, print_error, show_controls
 from localllm.cli.prefill_progress import with_progress
 from localllm.cli.render import AnswerView, Shown, make_printer
@@ -256,7 +257,7 @@ class Repl:
                 raise
 
         self.session.change_model(
-            lambda: load_checkpoint(found, drafters, Listener(tell)), load_back
+            lambda: load_checkpoint(found, drafters, Listener(without_memory(tell))), load_back
         )
         self.used_tokens = self.session.count_tokens()
         self.save()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
+# How a line begins that says how memory is divided.
+MEMORY = "memory"
 
 
 def _nobody(_: str) -> None:

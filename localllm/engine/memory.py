@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from localllm.engine.block_group import most_blocks
 from localllm.engine.config import EngineConfig
+from localllm.engine.listener import MEMORY
 from localllm.engine.snapshots import snapshots_per_step
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
@@ -93,8 +94,8 @@ class MemoryPlan:
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         host = f" (all experts: {_gib(self.host_bytes)} of host memory)" if self.host_bytes else ""
         return (
-            f"memory: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} for "
-            f"{self.cached_tokens:,} tokens (context {self.max_model_len:,}){states}, "
+            f"{MEMORY}: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} "
+            f"for {self.cached_tokens:,} tokens (context {self.max_model_len:,}){states}, "
             f"activations {_gib(self.activations_bytes)}{graphs}; "
             f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"
         )
@@ -323,7 +324,7 @@ def describe_taken(plan: MemoryPlan, planned: MemoryPlan, free_bytes: int) -> st
     if plan.groups != planned.groups:
         cache += f" (planned {_gib(planned.kv_bytes)})"
     return (
-        f"memory taken: weights {_gib(plan.weights_bytes)} "
+        f"{MEMORY} taken: weights {_gib(plan.weights_bytes)} "
         f"(planned {_gib(planned.weights_bytes)}), "
         f"KV cache {cache}; {_gib(free_bytes)} still free"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localllm.cli import status_line, variants
+from localllm.cli import opening, status_line, variants
 from localllm.cli.status_line import StatusLine
 from localllm.cost.planning import Machine, machine_with, plan_model, shape_of
 from localllm.engine.config import EngineConfig
@@ -74,6 +74,14 @@ def test_the_same_model_is_told_everywhere(localllm: Run, monkeypatch: pytest.Mo
     # A single question is greeted once.
     assert "no model given" not in localllm("chat", "hi", "-n", "2").err
     assert "a smaller model: qwen3-4b" in localllm("plan", "qwen3-32b", "--vram", "6GiB").out
+
+
+def test_how_memory_is_divided_greets_nobody() -> None:
+    told: list[str] = []
+    tell = opening.without_memory(told.append)
+    for line in ("memory: weights 1.00 GiB", "memory taken: weights", "checked 3 operators"):
+        tell(line)
+    assert told == ["checked 3 operators"]
 
 
 def test_enter_takes_the_shortest_way_to_an_answer(
