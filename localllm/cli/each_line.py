@@ -76,7 +76,7 @@ class _Run:
         self._answers = _side_by_side(session)
         self._rows: deque[_Row] = deque()
         self._held_chars = 0
-        self._num_done = self._num_answered = self._num_failed = self._num_tokens = 0
+        self._num_done = self._num_failed = self._num_tokens = 0
         self._last_number = request.flags.lines.skip
         self._first_byte: int | None = None
         self._done_bytes = 0

@@ -97,27 +97,33 @@ def translated(words: Sequence[str], parameters: Sequence[Any]) -> list[str]:
     Raises: RequestError for a flag that has no counterpart.
     """
     options = _options(parameters)
-    has_model = any(each.name == "model" for each in parameters if not each.opts[0].startswith("-"))
+    arguments = [each.name for each in parameters if each.param_type_name == "argument"]
     end = words.index("--") if "--" in words else len(words)
     found: list[str] = []
     prompts: list[str] = []
     models: list[str] = []
+    places: list[int] = []  # of arguments among what was found
     rest = iter(words[:end])
     for word in rest:
         name, is_given, value = word.partition("=")
         ours = _ours(name, options)
         if _PROMPT.match(word) and name not in options:
             prompts.append(word)
-        elif ours == "--model" and ours not in options and has_model:
+        elif ours == "--model" and ours not in options and "model" in arguments:
             models.append(value if is_given else next(rest, ""))
         elif ours is not None:
             found.append(word if ours == name else f"{ours}={value}" if is_given else ours)
             if options.get(ours, False) and not is_given:
                 found.extend(islice(rest, 1))  # its value, whatever that looks like
         else:
+            places += [len(found)] * (not word.startswith("-"))
             found.append(word)
+    if models:
+        behind_model = places[arguments.index("model") :]
+        place = behind_model[0] if behind_model else len(found)
+        found[place:place] = models
     behind = [*prompts, *words[end + 1 :]]
-    return [*models, *found, *(["--", *behind] if behind or end < len(words) else [])]
+    return [*found, *(["--", *behind] if behind or end < len(words) else [])]
 
 
 def _options(parameters: Sequence[Any]) -> dict[str, bool]:

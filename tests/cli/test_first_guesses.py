@@ -119,8 +119,10 @@ def test_flags_of_other_programs_are_ours(typed: str, meant: str) -> None:
 
 
 def test_a_model_is_named_where_a_command_takes_it() -> None:
-    assert parsed("serve", "-np", "4", "-m", "x") == ["x", "--max-num-seqs", "4"]
-    assert parsed("serve", "--model=x") == ["x"]
+    assert parsed("serve", "-np", "4", "-m", "x") == ["--max-num-seqs", "4", "x"]
+    assert parsed("serve", "--model=x", "--port", "1") == ["--port", "1", "x"]
+    assert parsed("quantize", "./out", "--model", "x") == ["x", "./out"]
+    assert parsed("launch", "-m", "x", "claude") == ["claude", "x"]
     assert parsed("chat", "pocket", "-5 + 3") == ["pocket", "--", "-5 + 3"]
     assert parsed("chat", "--help me", "-x") == ["--extract-code", "--", "--help me"]
     assert parsed("chat", "-sBe terse", "q") == ["-sBe terse", "q"]
