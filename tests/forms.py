@@ -34,7 +34,8 @@ def admits(grammar: Grammar, text: str) -> bool:
 
 def is_valid(schema: Any, value: Any) -> bool:
     """Whether JSON of a schema may be `value`."""
-    return admits(Grammar.of_schema(schema), json.dumps(value, ensure_ascii=False))
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return admits(Grammar.of_schema(schema), written)
 
 
 PROMPT = Prompt([1])

@@ -18,7 +18,7 @@ from localllm.errors import RequestError
 from localllm.grammars.lark import read_lark
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.parser_limits import parser_limits
-from localllm.grammars.schema import read_schema, read_schema_of_tool
+from localllm.grammars.schema import read_compact_schema, read_schema, read_schema_of_tool
 from localllm.grammars.vocabulary import single_token, spelling_vocabulary
 from localllm.text.grammar import Grammar, refused
 from localllm.text.prompt import Prompt
@@ -246,7 +246,7 @@ def _source(grammar: Grammar) -> str:
     """
     match grammar.kind:
         case "json_schema":
-            return _grammars(json_schema=read_schema(json.loads(grammar.source)))
+            return _grammars(json_schema=read_compact_schema(json.loads(grammar.source)))
         case "regex":
             check_length(regex_length(grammar.source), "regular expression")
             return LLMatcher.grammar_from_regex(grammar.source)

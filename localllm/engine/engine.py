@@ -139,7 +139,7 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request_id = self._next_request_id
         self._next_request_id += 1
-        if matcher is not None:
+        if matcher is not None and not _may_call(params):
             matcher.limit(max_tokens)
         first: Request | None = None
         for sample in range(params.n):
@@ -450,6 +450,11 @@ class Engine:
     def _check_alive(self) -> None:
         if isinstance(self._state, Lost):
             raise self._state.error
+
+
+def _may_call(params: SamplingParams) -> bool:
+    """Whether the answer may be a call: half of its arguments must not look like all of them."""
+    return params.grammar is not None and params.grammar.kind == "calls"
 
 
 def _pace(pacer: Pacer, batch: ScheduledBatch, seconds: float) -> None:

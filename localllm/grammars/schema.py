@@ -27,7 +27,7 @@ from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.one_of import settle_one_of
 from localllm.grammars.pattern import rust_regex
 from localllm.grammars.references import Place, References
-from localllm.text.grammar import JSON_SPACE, LOOSE, check_schema_size, refused
+from localllm.text.grammar import COMPACT, JSON_SPACE, LOOSE, check_schema_size, refused
 
 Written = dict[str, Any]
 
@@ -41,11 +41,16 @@ _SHORT_ESCAPES = "\b\t\n\f\r"
 
 
 def read_schema(schema: Any) -> Written:
-    """`schema` rewritten for llguidance, with its options.
+    """`schema` rewritten for llguidance, with its options, for JSON within other text.
 
     Raises: RequestError for an invalid schema, or one that cannot be enforced.
     """
     return _read_schema(schema, is_loose=False)
+
+
+def read_compact_schema(schema: Any) -> Written:
+    """The same, for JSON without spaces."""
+    return _compact(_read_schema(schema, is_loose=False))
 
 
 def read_schema_of_tool(schema: Any) -> Written:
@@ -54,6 +59,8 @@ def read_schema_of_tool(schema: Any) -> Written:
 
     Raises: RequestError.
     """
+    if isinstance(schema, dict) and COMPACT in schema:
+        return read_compact_schema({k: v for k, v in schema.items() if k != COMPACT})
     if not isinstance(schema, dict) or LOOSE not in schema:
         return _read_schema(schema, is_loose=False)
     try:
@@ -83,6 +90,11 @@ def _read_schema(schema: Any, *, is_loose: bool) -> Written:
     escapes = 'nrbtf\\"u' if reader.has_controls else 'nrbtf\\"'
     options = {"whitespace_pattern": JSON_SPACE, "json_allowed_escapes": escapes}
     return {**written, "x-guidance": options}
+
+
+def _compact(written: Written) -> Written:
+    options = {k: v for k, v in written["x-guidance"].items() if k != "whitespace_pattern"}
+    return {**written, "x-guidance": {**options, "whitespace_flexible": False}}
 
 
 class _Reader:

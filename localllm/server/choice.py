@@ -57,6 +57,7 @@ class Choice:
     ending: Ending | None = None
     stop_string: str | None = None
     tokens: list[TokenInfo] = field(default_factory=list)
+    _space: str = ""  # at the end of the text, until it is known what follows
 
     @classmethod
     def of(cls, tools: ToolFormat | None) -> "Choice":
@@ -67,11 +68,7 @@ class Choice:
         """Add an event."""
         self.new_text, self.new_calls = event.text, []
         if self.splitter is not None:
-            self.new_text, self.new_calls = self.splitter.push(event.text)
-            if event.finish_reason is not None:
-                text, calls = self.splitter.flush()
-                self.new_text += text
-                self.new_calls += calls
+            self._split(self.splitter, event)
         self.text.append(self.new_text)
         self.calls += self.new_calls
         self.thinking.append(event.thinking)
@@ -82,6 +79,23 @@ class Choice:
             self.stop_string = event.stop_string
             if self.ending == "stop" and self.calls:
                 self.ending = "tool_calls"
+
+    def _split(self, splitter: ToolCallSplitter, event: TextEvent) -> None:
+        """Split an event into text and calls.
+
+        Space around calls is not text: a client that sends it back would have the template write it
+        twice, and everything behind it would be computed again.
+        """
+        text, self.new_calls = splitter.push(event.text)
+        if event.finish_reason is not None:
+            rest, calls = splitter.flush(is_cut=event.finish_reason == "length")
+            text, self.new_calls = text + rest, self.new_calls + calls
+        text = self._space + text
+        has_ended = event.finish_reason is not None and not (self.calls or self.new_calls)
+        self.new_text = text if has_ended else text.rstrip()
+        self._space = text[len(self.new_text) :]
+        if self.new_calls:
+            self._space = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,12 @@ MAX_SCHEMA_OBJECTS = 4096
 # Of a Lark grammar. The compiler descends from rule to rule recursively, on its stack.
 MAX_RULES = 1000
 _RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
-# JSON may be laid out in lines or with single spaces; without a bound, a confused model writes
-# whitespace forever.
+# JSON within other text may be laid out in lines or with single spaces, as a family writes its
+# calls; without a bound, a confused model writes whitespace forever.
 JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
+# JSON of a schema with this keyword is written without spaces, in as few tokens as possible, as an
+# answer that is nothing else is too.
+COMPACT = "x-localllm-compact"
 # A schema with this keyword, in a grammar of calls, is held as far as it can be enforced.
 LOOSE = "x-localllm-loose"
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from localllm.errors import RequestError
-from localllm.text.grammar import LOOSE, Grammar, lark_literal
+from localllm.text.grammar import COMPACT, LOOSE, Grammar, lark_literal
+from localllm.text.json_calls import read_call
+from localllm.text.lone_calls import LoneCalls
 from localllm.text.quoted_arguments import QuotedArguments
 from localllm.text.stop_strings import longest_overlap
 from localllm.text.tagged_arguments import KEYS_IN_LINES, KEYS_INLINE, TaggedArguments
@@ -109,7 +111,8 @@ class ToolFormat:
     Several calls are joined by `joint` between `opens` and `closes`; if it is None, each call has
     both, and if it is empty, there is only ever one. `first` may come before everything. `others`
     may stand in the place of `between`. `style`: how ARGUMENTS are written, if not as JSON; `head`:
-    what comes before ARGUMENTS where the name is not in JSON.
+    what comes before ARGUMENTS where the name is not in JSON. `names`: the tools whose calls are
+    read without marks too, see lone_calls.py.
     """
 
     opens: str
@@ -122,6 +125,7 @@ class ToolFormat:
     others: tuple[str, ...] = ()
     style: ArgumentStyle | None = None
     head: re.Pattern[str] = _HEAD
+    names: frozenset[str] = frozenset()
 
     @property
     def is_line(self) -> bool:
@@ -142,13 +146,16 @@ class ToolFormat:
             f"{self.opens}{self.before}{quoted}{self.between}{arguments}{self.after}{self.closes}"
         )
 
-    def for_tools(self, tools: Sequence[Tool]) -> "ToolFormat":
-        """The format with the schemas of `tools`, which say what is text and what is JSON."""
+    def for_tools(self, tools: Sequence[Tool], *, reads_lone: bool = True) -> "ToolFormat":
+        """The format with the schemas of `tools`, which say what is text and what is JSON;
+        `reads_lone`: calls without marks are read too.
+        """
+        names = frozenset(tool.name for tool in tools) if reads_lone else frozenset()
         if self.style is None:
-            return self
+            return replace(self, names=names)
         found = {tool.name: tool.parameters.get("properties") for tool in tools}
         schemas = {name: own for name, own in found.items() if isinstance(own, Mapping)}
-        return replace(self, style=self.style.with_schemas(schemas))
+        return replace(self, names=names, style=self.style.with_schemas(schemas))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -260,7 +267,8 @@ def tool_grammar(
                 "NUMBER" if each == _NUMBER else lark_literal(each) for each in pieces
             )
         parameters = {"type": "object", **tool.parameters}
-        parameters.pop(LOOSE, None)
+        for ours in (LOOSE, COMPACT):
+            parameters.pop(ours, None)
         if not tool.strict:
             parameters[LOOSE] = True
         if parameters["type"] != "object":
@@ -282,7 +290,9 @@ def tool_grammar(
     if way == "required":
         rules.append("start: calls")
     elif answer is not None:
-        rules += ["start: calls | answer", f"answer: {_inline(json.loads(answer.source))}"]
+        schema = json.loads(answer.source)
+        compact = {**schema, COMPACT: True} if isinstance(schema, dict) else schema
+        rules += ["start: calls | answer", f"answer: {_inline(compact)}"]
     elif not form.opens:
         first = f"({lark(form.first)})?" if form.first else ""
         free = _NO_LINE if form.is_line else _NO_OBJECT
@@ -310,7 +320,7 @@ class ToolCallSplitter:
     """
 
     def __init__(self, form: ToolFormat) -> None:
-        self._form = form
+        self._form, self._lone = form, LoneCalls(form.names)
         self._tag = form.opens.rstrip("\n")
         # Text that may begin a tag; the call in progress, and the search for its end.
         self._held = ""
@@ -321,6 +331,13 @@ class ToolCallSplitter:
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
         """The text and the calls that are certain now."""
+        text, calls = self._push_marked(piece)
+        said = self._lone.push(text)
+        if calls:  # in marks, so nothing else is one
+            said += self._lone.flush_text()
+        return said, calls
+
+    def _push_marked(self, piece: str) -> tuple[str, list[ToolCall]]:
         if not self._tag:
             return self._push_lone(piece), []
         said, calls, text = list[str](), list[ToolCall](), piece
@@ -345,12 +362,20 @@ class ToolCallSplitter:
             said += [] if found else [body]
             calls += found
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """The text and calls that were held back; call it when no more text comes."""
+    def flush(self, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """The text and calls that were held back; call it when no more text comes. `is_cut`: the
+        answer is not whole, and half a call in marks is neither a call nor text.
+        """
         call = "".join(self._call)
         calls = self._read(call) if call else []
-        held, self._held, self._call, self._end = self._held, "", [], None
-        return ("" if calls else call) + held, calls
+        is_half = is_cut and bool(self._tag)
+        text = ("" if calls or is_half else call) + self._held
+        self._held, self._call, self._end = "", [], None
+        said = self._lone.push(text)
+        if calls:
+            return said + self._lone.flush_text(), calls
+        rest, lone = self._lone.flush()
+        return said + rest, [each for found in lone if (each := _call(*found, None)) is not None]
 
     def _push_lone(self, piece: str) -> str:
         """`push` for a family without a mark for calls: an answer that begins like a call is held
@@ -446,11 +471,8 @@ def _read_objects(text: str) -> list[ToolCall]:
             value, end = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError):
             return []
-        arguments = value.get("arguments", value.get("parameters"))
-        name = value.get("name", value.get("tool_name"))
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            return []
-        call = _call(name, arguments, value.get("id"))
+        found = read_call(value)
+        call = None if found is None else _call(*found, value.get("id"))
         if call is None:
             return []
         calls.append(call)

@@ -237,7 +237,8 @@ def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -
     if form.opens:
         assert allows("Let me look.\n" + written, grammar("auto"))
     answer = Grammar.of_schema({"type": "object", "properties": {"say": {"type": "string"}}})
-    assert allows('{"say": "hi"}', grammar("auto", answer=answer))
+    assert allows('{"say":"hi"}', grammar("auto", answer=answer))
+    assert not allows('{"say": "hi"}', grammar("auto", answer=answer))
     assert allows(written, grammar("auto", answer=answer))
     assert not allows("Just words.", grammar("auto", answer=answer))
 
