@@ -7,7 +7,7 @@ from typing import Literal
 from localllm.errors import RequestError, brief
 from localllm.text.grammar import Grammar
 
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS_ENTRIES = 1024
@@ -34,11 +34,11 @@ class SamplingParams:
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
     generated tokens). `logprobs` N reports the chosen token and the N likeliest, from the
     distribution before any filter; `prompt_logprobs` the same for the prompt's tokens, from the
-    second on, none of which then comes from the cache. `seed` None draws a random seed. `grammar`:
-    the grammar that the answer must follow; tokens that it forbids are removed before anything
-    else. `pooling`: wanted of the prompt, and the answer is one token of no meaning. `given` names
-    the fields that the user set: a remote model sends only these, since its server has its own
-    defaults.
+    second on, none of which then comes from the cache. `seed` None or -1 draws a random seed.
+    `grammar`: the grammar that the answer must follow; tokens that it forbids are removed before
+    anything else. `pooling`: wanted of the prompt, and the answer is one token of no meaning.
+    `given` names the fields that the user set: a remote model sends only these, since its server
+    has its own defaults.
     """
 
     temperature: float = 1.0
@@ -82,6 +82,8 @@ class SamplingParams:
                 _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         self._check_stops()
         self._check_logit_bias()
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -101,6 +102,10 @@ class Converses(Protocol):
     def callable_tools(self) -> list[ToolDefinition]:
         """The tools that this answer may call."""
 
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Of the chat template, besides those that the server sets."""
+
     def for_template(self) -> list[ChatMessage]:
         """The messages as chat templates read them."""
 
@@ -121,8 +126,8 @@ class AsksChat(Asks, Converses, Protocol):
         """Whether the answer has to be a call."""
 
     @property
-    def are_calls_parallel(self) -> bool:
-        """Whether there may be several."""
+    def are_calls_parallel(self) -> bool | None:
+        """Whether there may be several; None: as many as the model makes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,8 @@ class Answering:
         params = self.params(body)
         form = None
         if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
-            form = self._tool_format().for_tools(_tools(body))
+            reads_lone = params.grammar is None  # otherwise JSON is the form that is asked for
+            form = self._tool_format().for_tools(_tools(body), reads_lone=reads_lone)
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
 
         def prepare() -> tuple[Conversation, int, Digest]:
@@ -274,7 +280,10 @@ class Answering:
                 _tools(body),
                 "required" if body.must_call else "auto",
                 self.tokenizer.as_lark,
-                are_parallel=body.are_calls_parallel,
+                # Who must call does not end by itself: one call, unless several are wanted.
+                are_parallel=bool(body.are_calls_parallel)
+                if body.must_call
+                else body.are_calls_parallel is not False,
                 answer=answer,
             )
         except RequestError as error:
@@ -286,6 +295,20 @@ class Answering:
             return await asyncio.to_thread(self.model.prompts.write, asked)
         except LocalLLMError as error:
             raise RefusedError(refusal_of(error, param)) from error
+
+    async def begun(self, text: str) -> Sequence[int]:
+        """The tokens of the answer that the client began. Raises: RefusedError."""
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        try:
+            self.model.prompts.check_length(text)
+            return await asyncio.to_thread(encode, text)
+        except RequestError as error:
+            raise RefusedError(refusal_of(error, "messages")) from error
+
+    async def begin(self, question: Question, text: str) -> Question:
+        """The same question, whose answer begins with `text`. Raises: RefusedError."""
+        [prompt] = question.prompts
+        return replace(question, prompts=[prompt.begun(await self.begun(text))])
 
     def answer(
         self, body: Asks, asked: Question, writer: AnswerWriter, request: Request
@@ -352,7 +375,7 @@ def conversation_of(body: Converses) -> Conversation:
     """The conversation that a body holds."""
     hidden = {"function": {"strict"}}  # of the server's work, not the model's
     tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.callable_tools]
-    return Conversation(body.for_template(), tools or None, body.think)
+    return Conversation(body.for_template(), tools or None, body.think, variables=body.variables)
 
 
 def _tools(body: AsksChat) -> list[Tool]:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_names, count_values
+from localllm.server.body import WholeBody
 from localllm.server.conversations_api import ConversationsApi, SavedBody
 from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
 from localllm.server.engines import Engines, Health
@@ -35,7 +36,6 @@ from localllm.server.schema import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    WholeBody,
 )
 from localllm.server.sending import WithHeader, warning_of
 from localllm.server.wrong_paths import not_found
@@ -123,17 +123,17 @@ def _reading(
         body = await bodies.read(request.receive, request.scope.get("key", ""))
         if isinstance(body, Refusal):
             raise RefusedError(body)
-        asked = await asyncio.to_thread(_parse, schema, body)
+        asked, unknown = await asyncio.to_thread(_parse, schema, body)
         response = await answer(asked, request)
-        if asked.unknown:
-            return WithHeader(response, lambda: warning_of(asked.unknown))
+        if unknown:
+            return WithHeader(response, lambda: warning_of(unknown))
         return response
 
     return route
 
 
-def _parse(schema: type[BodyT], body: bytes) -> BodyT:
-    """Raises: RefusedError."""
+def _parse(schema: type[BodyT], body: bytes) -> tuple[BodyT, list[str]]:
+    """The body, and its unknown fields. Raises: RefusedError."""
     # Parsing blocks everything else: 50 ms for a text of 8 MB, seconds for as many values as fit.
     if count_values(body) > LIMITS.json_values:
         message = f"the body has over {LIMITS.json_values:,} values"
@@ -142,9 +142,10 @@ def _parse(schema: type[BodyT], body: bytes) -> BodyT:
         message = f"the objects of the body have over {LIMITS.json_names:,} names"
         raise RefusedError(Refusal(413, message))
     try:
-        return schema.model_validate_json(body)
+        asked = schema.model_validate_json(body)
     except ValidationError as error:
-        raise RefusedError(describe_invalid(error)) from error
+        raise RefusedError(describe_invalid(error, body)) from error
+    return asked, asked.unknown
 
 
 def _described(schema: type[BaseModel], parts: dict[str, Any]) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from localllm.chat.store import ConflictError, SavedSession, SessionStore
 from localllm.chat.transcript import Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, LocalLLMError, RequestError
+from localllm.server.body import Body, Name, WholeBody
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.refusals import RefusedError, refusal_of
-from localllm.server.schema import Body, Name, WholeBody
 from localllm.server.store_thread import StoreThread
 
 logger = logging.getLogger(__name__)

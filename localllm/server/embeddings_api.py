@@ -12,10 +12,11 @@ from starlette.responses import Response
 
 from localllm.engine.sampling_params import Pooling
 from localllm.server.answering import Answering
+from localllm.server.body import Name, WholeBody
 from localllm.server.limits import LIMITS
 from localllm.server.pooling import pool
 from localllm.server.refusals import invalid
-from localllm.server.schema import PROMPT_SCHEMA, Name, WholeBody, read_prompts
+from localllm.server.schema import PROMPT_SCHEMA, read_prompts
 from localllm.text.prompt import Text
 
 Inputs = Annotated[

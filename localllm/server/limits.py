@@ -50,6 +50,7 @@ class Limits:
     # Of an answer without a limit of its own; the rest of the context may be less.
     answer_tokens: int = 16384
     tools: int = 128
+    template_options: int = 32
     choices: int = 1000
     grammar_bytes: int = MAX_GRAMMAR_BYTES
     grammar_rules: int = MAX_RULES

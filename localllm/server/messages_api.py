@@ -1,19 +1,12 @@
 """Anthropic's Messages API. Source: Anthropic's API reference, "Messages"."""
 
-import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from localllm.errors import RequestError
 from localllm.server.answering import Answering, conversation_of
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.messages_writer import MessagesWriter
-from localllm.server.refusals import RefusedError, refusal_of
 from localllm.server.sending import with_changes
 
 
@@ -27,8 +20,7 @@ class MessagesApi:
         """`POST /v1/messages`"""
         question = await self._answering.question(body, "messages", request)
         if body.begun:
-            [prompt] = question.prompts
-            question = replace(question, prompts=[prompt.begun(await self._begun(body))])
+            question = await self._answering.begin(question, body.begun)
         writer = MessagesWriter(
             self._answering.model.name,
             question.form,
@@ -41,14 +33,5 @@ class MessagesApi:
         """`POST /v1/messages/count_tokens`"""
         self._answering.check_model(body.model)
         prompt = await self._answering.write(conversation_of(body), "messages")
-        count = len(prompt.token_ids) + len(await self._begun(body))
+        count = len(prompt.token_ids) + len(await self._answering.begun(body.begun))
         return with_changes(JSONResponse({"input_tokens": count}), [prompt])
-
-    async def _begun(self, body: CountRequest) -> Sequence[int]:
-        """The tokens of the answer that the client began. Raises: RefusedError."""
-        encode = partial(self._answering.tokenizer.encode, add_special_tokens=False)
-        try:
-            self._answering.model.prompts.check_length(body.begun)
-            return await asyncio.to_thread(encode, body.begun)
-        except RequestError as error:
-            raise RefusedError(refusal_of(error, "messages")) from error

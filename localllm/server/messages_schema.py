@@ -7,27 +7,24 @@ of its Python client, 2.13. temperature, top_p and top_k are of earlier versions
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from localllm.server.body import Body, Name, WholeBody
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (
-    Body,
     FunctionDefinition,
-    Name,
     Parameters,
     Stop,
     ToolDefinition,
     ToolName,
-    WholeBody,
 )
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_message
 from localllm.text.prompt import ChatMessage, ThinkLevel
 
-_IGNORED = frozenset({"metadata", "service_tier", "inference_geo", "speed", "workspace_id"})
 _NOT_TEXT = frozenset({"image", "document", "container_upload"})
 _EFFORTS: dict[str, ThinkLevel] = {
     "low": "low",
@@ -255,6 +252,10 @@ class Diagnostics(Body):
 class CountRequest(WholeBody):
     """`POST /v1/messages/count_tokens`, and what messages have in common with it."""
 
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"metadata", "service_tier", "inference_geo", "speed", "workspace_id"}
+    )
+
     model: Name
     messages: Annotated[
         list[Message], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)
@@ -280,11 +281,6 @@ class CountRequest(WholeBody):
         if self.begun and (self._format is not None or self.must_call):
             raise ValueError("an answer that has begun cannot have a format")
         return self
-
-    @property
-    def unknown(self) -> list[str]:
-        """See WholeBody."""
-        return sorted(set(super().unknown) - _IGNORED)
 
     @property
     def grammar_field(self) -> str:
@@ -331,9 +327,15 @@ class CountRequest(WholeBody):
         return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
 
     @property
-    def are_calls_parallel(self) -> bool:
+    def are_calls_parallel(self) -> bool | None:
         """See AsksChat."""
-        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+        asked = None if self.tool_choice is None else self.tool_choice.disable_parallel_tool_use
+        return None if asked is None else not asked
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """See Converses."""
+        return {}
 
     @property
     def begun(self) -> str:

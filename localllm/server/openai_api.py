@@ -37,6 +37,8 @@ class OpenAIApi:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`"""
         question = await self._answering.question(body, "messages", request)
+        if body.begun:
+            question = await self._answering.begin(question, body.begun)
         return self._answer("chat", body, question, request)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
@@ -45,7 +47,9 @@ class OpenAIApi:
         params = self._answering.params(body)
         if body.suffix:
             return await self._fill_in(body, params, request)
-        prompts = [await self._answering.write(Text(each), "prompt") for each in body.prompt]
+        parses, adds = body.parse_special is not False, body.add_special_tokens is not False
+        texts = (Text(each, parse_special=parses, add_special=adds) for each in body.prompt)
+        prompts = [await self._answering.write(text, "prompt") for text in texts]
         return self._answer("text", body, Question(prompts, params), request)
 
     def _echoes(self, body: CompletionRequest, prompts: Sequence[Prompt]) -> list[Echo]:
@@ -174,7 +178,7 @@ class OpenAIApi:
             self._answering.tokenizer,
             question.num_choices,
             has_logprobs=question.params.logprobs is not None,
-            wants_usage=asked is not None and asked.include_usage,
+            wants_usage=asked is not None and bool(asked.include_usage),
             tools=question.form,
             echoes=echoes,
             only_reads=body.max_tokens == 0,

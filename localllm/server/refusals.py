@@ -1,7 +1,11 @@
 """Turns errors into refusals with a fitting status."""
 
+import json
+from typing import Any
+
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from localllm.attach.engine_client import EngineDownError, QueueFullError
 from localllm.errors import (
@@ -53,21 +57,52 @@ def invalid(message: str, param: str) -> RefusedError:
     return RefusedError(Refusal(400, message, param=param))
 
 
-def describe_invalid(error: ValidationError) -> Refusal:
+# Errors that say that a value is of another kind; of a value that may be of several, those that say
+# more are of the kind that it is.
+_OTHER_KIND = ("_type", "literal_error", "none_required", "is_instance_of", "model_attributes_type")
+
+
+def describe_invalid(error: ValidationError, body: bytes) -> Refusal:
     """The refusal of an invalid body: its first error, on one line."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    # If a value could be read in several ways, each has an error; this one is the most helpful.
-    first = next((each for each in found if each["type"] == "unsupported_modality"), found[0])
-    # Without the names of types that a value could have been read as.
-    place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        told = None
+    placed = [(_place(each["loc"], told, each["type"]), each) for each in found]
+    place, first = placed[0]
+    # If a value could be read in several ways, each has errors, behind one another.
+    alike = [each for each in placed if each[0][: len(place)] == place]
+    place, first = max(alike, key=lambda each: _fits(*each))
     said = str(first["msg"]).removeprefix("Value error, ")
-    message = f"{place}: {said}" if place else said
+    at = ".".join(place)
+    message = f"{at}: {said}" if at else said
     return Refusal(
         400,
         f"{message:.500}",
         code=first["type"] if first["type"] == "unsupported_modality" else None,
-        param=str(first["loc"][0]) if first["loc"] else None,
+        param=place[0] if place else None,
     )
+
+
+def _fits(place: tuple[str, ...], error: ErrorDetails) -> tuple[bool, bool, int]:
+    """How well an error tells what is wrong; of equal ones, the first."""
+    kind = error["type"]
+    return kind == "unsupported_modality", not kind.endswith(_OTHER_KIND), len(place)
+
+
+def _place(loc: tuple[int | str, ...], told: Any, kind: str) -> tuple[str, ...]:
+    """Where in the body an error is, without the names of the ways to read a value."""
+    place = list[str]()
+    for number, part in enumerate(loc):
+        is_missing = kind == "missing" and number == len(loc) - 1
+        is_name = isinstance(told, dict) and part in told
+        is_index = isinstance(told, list) and isinstance(part, int) and part < len(told)
+        if is_name or is_index:
+            told = told[part]
+        if is_name or is_index or is_missing:
+            place.append(str(part))
+    return tuple(place)
 
 
 def as_response(refusal: Refusal, path: str) -> JSONResponse:

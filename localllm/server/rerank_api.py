@@ -16,10 +16,10 @@ from starlette.responses import Response
 from localllm.errors import LocalLLMError
 from localllm.hub.reranker_files import Reranker
 from localllm.server.answering import Answering
+from localllm.server.body import Name, WholeBody
 from localllm.server.limits import LIMITS
 from localllm.server.pooling import pool
 from localllm.server.refusals import RefusedError, invalid, refusal_of
-from localllm.server.schema import Name, WholeBody
 from localllm.text.prompt import Prompt
 
 

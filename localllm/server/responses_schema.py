@@ -5,9 +5,10 @@ Source: OpenAI's API reference, "Create a response", and the types of its Python
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    ConfigDict,
     Discriminator,
     Field,
     PrivateAttr,
@@ -18,29 +19,25 @@ from pydantic import (
 )
 
 from localllm.server.bodies import check_arguments
+from localllm.server.body import Body, Name, WholeBody
+from localllm.server.forms_schema import JsonObjectFormat, TextFormat
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (
     EFFORTS,
     Arguments,
-    Body,
     Content,
     ContentPart,
     FunctionDefinition,
-    JsonObjectFormat,
-    Name,
+    MaxTokens,
     Parameters,
     Parts,
-    TextFormat,
     ToolDefinition,
     ToolName,
-    WholeBody,
     at_most,
 )
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_messages, read_content
 from localllm.text.prompt import ChatMessage, ThinkLevel
-
-_IGNORED = frozenset({"safety_identifier", "service_tier", "user", "prompt_cache_retention"})
 
 
 def _joined(content: str | Sequence[ContentPart] | None) -> str:
@@ -52,6 +49,10 @@ def _joined(content: str | Sequence[ContentPart] | None) -> str:
 
 class InputItem(Body):
     """A piece of a conversation."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"id", "status", "phase", "summary", "encrypted_content"}
+    )
 
     def as_stored(self) -> dict[str, Any]:
         """As the API lists it."""
@@ -144,6 +145,8 @@ class FunctionTool(Body):
 class OtherTool(Body):
     """A tool that OpenAI's servers run, or of a kind of its own; the model is not told of it."""
 
+    model_config = ConfigDict(extra="ignore")
+
     type: Annotated[str, Field(max_length=64)]
 
 
@@ -168,6 +171,10 @@ class SchemaFormat(Body):
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
+
+    def form(self) -> Grammar:
+        """What is asked for. Raises: RequestError."""
+        return Grammar.of_schema(self.schema_)
 
 
 class TextConfig(Body):
@@ -194,6 +201,10 @@ class CacheOptions(Body):
 
 class InputRequest(WholeBody):
     """`POST /v1/responses/input_tokens`, and what responses have in common with it."""
+
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"safety_identifier", "service_tier", "user", "prompt_cache_retention"}
+    )
 
     model: Name | None = None
     input: Annotated[
@@ -239,8 +250,7 @@ class InputRequest(WholeBody):
     def unknown(self) -> list[str]:
         """See WholeBody; tools that the model is not told of are among them."""
         others = {tool.type for tool in self.tools or () if isinstance(tool, OtherTool)}
-        own = set(super().unknown) - _IGNORED
-        return [*sorted(own), *(f"tools.{kind}" for kind in sorted(others))]
+        return [*super().unknown, *(f"tools.{kind}" for kind in sorted(others))]
 
     @property
     def functions(self) -> list[FunctionTool]:
@@ -285,9 +295,14 @@ class InputRequest(WholeBody):
         return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenFunction)
 
     @property
-    def are_calls_parallel(self) -> bool:
+    def are_calls_parallel(self) -> bool | None:
         """See AsksChat."""
-        return self.parallel_tool_calls is not False
+        return self.parallel_tool_calls
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """See Converses."""
+        return {}
 
     @property
     def num_to_keep(self) -> int:
@@ -306,12 +321,9 @@ class InputRequest(WholeBody):
 
     def given(self) -> dict[str, Any]:
         """See Asks."""
-        match self.text and self.text.format:
-            case JsonObjectFormat():
-                return {"grammar": Grammar.any_object()}
-            case SchemaFormat(schema_=schema):
-                return {"grammar": Grammar.of_schema(schema)}
-        return {}
+        asked = self.text.format if self.text is not None else None
+        form = asked.form() if asked is not None else None
+        return {} if form is None else {"grammar": form}
 
     def for_template(self) -> list[ChatMessage]:
         """See AsksChat."""
@@ -326,7 +338,7 @@ class InputRequest(WholeBody):
 class ResponseRequest(InputRequest):
     """`POST /v1/responses`"""
 
-    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_output_tokens: MaxTokens = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None

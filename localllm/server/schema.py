@@ -2,18 +2,17 @@
 
 A known field that is not supported is refused, never ignored; unknown fields are allowed, since
 clients send their own. Source: OpenAI's API reference, "Create chat completion" and "Create
-completion"; top_k, min_p, repetition_penalty, ignore_eos, chat_template_kwargs and
-structured_outputs are vLLM's.
+completion"; top_k, min_p, repetition_penalty, ignore_eos, chat_template_kwargs,
+continue_final_message, add_generation_prompt and add_special_tokens are vLLM's; parse_special is
+llama.cpp's. For the form of an answer see forms_schema.py.
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
@@ -25,8 +24,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from localllm.server.bodies import check_arguments
+from localllm.server.body import Body, Name, WholeBody
+from localllm.server.forms_schema import Forms
 from localllm.server.limits import LIMITS
-from localllm.text.grammar import Grammar, lark_literal
 from localllm.text.plain_messages import (
     HIDDEN_PARTS,
     TEXT_PARTS,
@@ -36,9 +36,7 @@ from localllm.text.plain_messages import (
 from localllm.text.prompt import ChatMessage, ThinkLevel
 from localllm.text.tool_schemas import without_nulls
 
-Name = Annotated[str, Field(max_length=300)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
-Source = Annotated[str, Field(min_length=1, max_length=LIMITS.grammar_bytes)]
 ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 EFFORTS: dict[str, ThinkLevel] = {
@@ -51,8 +49,6 @@ EFFORTS: dict[str, ThinkLevel] = {
 }
 
 
-# OpenAI's fields that have no effect here.
-_IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier"})
 OTHER_PARTS = (
     "image_url",
     "input_image",
@@ -77,73 +73,31 @@ def at_most(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class Body(BaseModel):
-    """Types are not converted: "5" is not a number, and true is not 1."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+def _none_if_minus_one(value: object) -> object:
+    return None if value == -1 else value
 
 
-class StructuredOutputs(Body):
-    """The format of an answer, under vLLM's names: exactly one of these."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    json_: dict[str, Any] | bool | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: Source | None = None
-    grammar: Source | None = None
-    choice: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1)]],
-            Field(min_length=1, max_length=LIMITS.choices, fail_fast=True),
-        ]
-        | None
-    ) = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "StructuredOutputs":
-        given = (self.json_, self.json_object or None, self.regex, self.grammar, self.choice)
-        if sum(each is not None for each in given) != 1:
-            raise ValueError("give exactly one of json, json_object, regex, grammar, choice")
-        return self
-
-    def grammar_of(self) -> Grammar:
-        """The grammar that is asked for. Raises: RequestError."""
-        if self.json_ is not None:
-            return Grammar.of_schema(self.json_)
-        if self.regex is not None:
-            return Grammar("regex", self.regex)
-        if self.grammar is not None:
-            return Grammar("lark", self.grammar)
-        if self.choice is not None:
-            return Grammar("lark", "start: " + " | ".join(map(lark_literal, self.choice)))
-        return Grammar.any_object()
+# -1 means none, as llama.cpp and Ollama have it.
+MINUS_ONE_IS_NONE = BeforeValidator(_none_if_minus_one)
+MaxTokens = Annotated[Annotated[int, Field(ge=1, le=1 << 24)] | None, MINUS_ONE_IS_NONE]
+TopP = Annotated[float, Field(ge=0, le=1)]
+# The likeliest token alone, as OpenAI has it for a `top_p` of 0.
+_LEAST_TOP_P = 1e-9
 
 
 class StreamOptions(Body):
     """What a stream contains besides the text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
-class WholeBody(Body):
-    """A whole body; unknown fields are reported, not refused, since clients send their own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def unknown(self) -> list[str]:
-        """The names of unknown fields."""
-        return sorted(set(self.model_extra or ()) - _IGNORED)
-
-
-class Sampling(WholeBody):
+class Sampling(Forms):
     """The fields that chats and completions have in common."""
 
     model: Name | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_tokens: MaxTokens = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -167,19 +121,14 @@ class Sampling(WholeBody):
     n: Annotated[int, Field(ge=1, le=LIMITS.samples)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
-    structured_outputs: StructuredOutputs | None = None
+    ignore_eos: bool | None = None
 
     @model_validator(mode="after")
     def _options_go_with_a_stream(self) -> "Sampling":
-        if self.stream_options is not None and not self.stream:
+        asked = self.stream_options
+        if asked is not None and asked.include_usage and not self.stream:
             raise ValueError("stream_options needs stream")
         return self
-
-    @property
-    def grammar_field(self) -> str:
-        """The field that asks for the answer's format."""
-        return "structured_outputs"
 
     def given(self) -> dict[str, Any]:
         """The fields of SamplingParams that were sent. Raises: RequestError."""
@@ -187,7 +136,7 @@ class Sampling(WholeBody):
         fields = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "top_p": self.top_p,
+            "top_p": None if self.top_p is None else max(_LEAST_TOP_P, self.top_p),
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "min_p": self.min_p,
             "presence_penalty": self.presence_penalty,
@@ -200,7 +149,7 @@ class Sampling(WholeBody):
             "stop": stop or None,
             "n": self.n,
             "ignore_eos": self.ignore_eos or None,
-            "grammar": self.structured_outputs and self.structured_outputs.grammar_of(),
+            "grammar": self.form(),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -208,7 +157,7 @@ class Sampling(WholeBody):
 class ContentPart(Body):
     """A part of a message: text, a refusal, or thoughts, each in the field of its type's name."""
 
-    model_config = ConfigDict(extra="allow")
+    IS_OPEN: ClassVar[bool] = True
 
     type: str = "text"
 
@@ -299,40 +248,24 @@ Messages = Annotated[
 ]
 
 
-class TemplateOptions(Body):
-    """The one option that many templates have."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    enable_thinking: bool | None = None
-
-
-class TextFormat(Body):
-    """Free text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Body):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchema(Body):
-    """A schema with its name; it is enforced with or without `strict`."""
-
-    name: Name | None = None
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Body):
-    """JSON that matches a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
+# What the server itself gives to templates.
+_TAKEN = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "think",
+        "parse_special",
+        "chat_template",
+        "tokenize",
+        "self",
+        "template",
+    }
+)
+TemplateOptions = Annotated[
+    dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$")], Any],
+    at_most(LIMITS.template_options),
+]
 
 
 class FunctionDefinition(Body):
@@ -368,15 +301,13 @@ class ChatRequest(Sampling):
     """`POST /v1/chat/completions`"""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    response_format: (
-        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-        | None
-    ) = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: (
         Annotated[list[ToolDefinition], Field(max_length=LIMITS.tools, fail_fast=True)] | None
     ) = None
@@ -403,10 +334,8 @@ class ChatRequest(Sampling):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
-        if self.structured_outputs and self.response_format:
-            raise ValueError("response_format and structured_outputs cannot be combined")
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise ValueError("two tools have the same name")
@@ -415,7 +344,37 @@ class ChatRequest(Sampling):
             raise ValueError("tool_choice needs tools")
         if isinstance(choice, ChosenTool) and choice.function.name not in names:
             raise ValueError("tool_choice names none of the tools")
+        taken = _TAKEN & (self.chat_template_kwargs or {}).keys()
+        if taken:
+            raise ValueError(f"chat_template_kwargs cannot set {min(taken)}")
         return self
+
+    @model_validator(mode="after")
+    def _an_answer_that_goes_on_has_begun(self) -> "ChatRequest":
+        if not self.continue_final_message:
+            return self
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            raise ValueError("continue_final_message needs a last message of the assistant's")
+        if self.add_generation_prompt:
+            raise ValueError("continue_final_message goes without add_generation_prompt")
+        if self.form() is not None or self.must_call:
+            raise ValueError("an answer that has begun cannot have a form")
+        return self
+
+    @property
+    def begun(self) -> str:
+        """The beginning of the answer, if it is to go on from one."""
+        said = self.messages[-1].for_template()["content"] if self.continue_final_message else ""
+        return str(said)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """See Converses: what is said about thinking is in `think`."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            given["add_generation_prompt"] = False
+        return {name: value for name, value in given.items() if not _is_switch(name, value)}
 
     @property
     def callable_tools(self) -> list[ToolDefinition]:
@@ -426,8 +385,9 @@ class ChatRequest(Sampling):
         return [] if choice == "none" else tools
 
     def for_template(self) -> list[ChatMessage]:
-        """The messages as chat templates read them."""
-        return [message.for_template() for message in self.messages]
+        """The messages as chat templates read them, without an answer that is to go on."""
+        messages = self.messages[:-1] if self.continue_final_message else self.messages
+        return [message.for_template() for message in messages]
 
     @property
     def num_to_keep(self) -> int:
@@ -440,9 +400,9 @@ class ChatRequest(Sampling):
         return None
 
     @property
-    def are_calls_parallel(self) -> bool:
-        """Whether there may be several calls."""
-        return self.parallel_tool_calls is not False
+    def are_calls_parallel(self) -> bool | None:
+        """See AsksChat."""
+        return self.parallel_tool_calls
 
     @property
     def must_call(self) -> bool:
@@ -450,17 +410,13 @@ class ChatRequest(Sampling):
         return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
 
     @property
-    def grammar_field(self) -> str:
-        """See Sampling."""
-        return "response_format" if self.response_format else "structured_outputs"
-
-    @property
     def think(self) -> ThinkLevel | None:
         """How much the model should think, if the request says so."""
         if self.reasoning_effort is not None:
             return EFFORTS[self.reasoning_effort]
-        switch = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
-        return None if switch is None else "on" if switch else "off"
+        given = self.chat_template_kwargs or {}
+        switches = [value for name, value in given.items() if _is_switch(name, value)]
+        return None if not switches else "on" if switches[0] else "off"
 
     def given(self) -> dict[str, Any]:
         """See Sampling."""
@@ -469,12 +425,12 @@ class ChatRequest(Sampling):
             fields["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             fields["logprobs"] = self.top_logprobs or 0
-        match self.response_format:
-            case JsonObjectFormat():
-                fields["grammar"] = Grammar.any_object()
-            case JsonSchemaFormat(json_schema=asked):
-                fields["grammar"] = Grammar.of_schema(asked.schema_)
         return fields
+
+
+def _is_switch(name: str, value: object) -> bool:
+    """Whether a template's option is the switch for thinking, under one of its names."""
+    return name in ("enable_thinking", "thinking") and isinstance(value, bool)
 
 
 def read_prompts(value: object, most: int = LIMITS.prompts) -> list[str | list[int]]:
@@ -522,11 +478,14 @@ class CompletionRequest(Sampling):
 
     prompt: Prompts
     # 0: only the prompt is read.
-    max_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=1 << 24)] | None, MINUS_ONE_IS_NONE] = None
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.samples)] | None = None
     suffix: str | None = None
+    # Whether special tokens in a text are read as such, and whether it gets those of its model.
+    parse_special: bool | None = None
+    add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
     def _a_gap_is_between_texts(self) -> "CompletionRequest":

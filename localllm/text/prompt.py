@@ -1,7 +1,7 @@
 """What a model is given to read, and how to read its answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from localllm.text.thinking import Markers
@@ -16,24 +16,28 @@ THINK_LEVELS: tuple[ThinkLevel, ...] = get_args(ThinkLevel)
 class Text:
     """A text, or its token ids, that a model completes as it stands.
 
-    Text that looks like a special token is plain text unless `parse_special`.
+    Text that looks like a special token is plain text unless `parse_special`. `add_special`: it
+    begins with the tokenizer's own start token.
     """
 
     content: str | Sequence[int]
     parse_special: bool = False
+    add_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages that a model answers; a model without a chat template completes their text.
 
-    `tools`: functions that it may call, as OpenAI's API describes them; `parse_special`: see Text.
+    `tools`: functions that it may call, as OpenAI's API describes them; `parse_special`: see Text;
+    `variables`: of the chat template, besides these.
     """
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]] | None = None
     think: ThinkLevel | None = None
     parse_special: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:

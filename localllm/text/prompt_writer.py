@@ -72,13 +72,19 @@ class PromptWriter:
         if not self.tokenizer.has_chat_template:
             return self._encode_text(Text(asked.text, asked.parse_special))
         return self.tokenizer.encode_chat(
-            asked.messages, asked.tools, think=asked.think, parse_special=asked.parse_special
+            asked.messages,
+            asked.tools,
+            think=asked.think,
+            parse_special=asked.parse_special,
+            **asked.variables,
         )
 
     def _encode_text(self, asked: Text) -> Prompt:
         if isinstance(asked.content, str):
             ids = self.tokenizer.encode(
-                asked.content, add_special_tokens=True, parse_special=asked.parse_special
+                asked.content,
+                add_special_tokens=asked.add_special,
+                parse_special=asked.parse_special,
             )
         else:
             ids = _checked(asked.content)

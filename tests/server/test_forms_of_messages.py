@@ -94,10 +94,10 @@ def test_a_refusal_is_what_the_assistant_said(served: PromptServer) -> None:
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        ({"type": "sound"}, "messages.0.content.parts.0: a part is one of text, input_text"),
-        ({"type": "text"}, "messages.0.content.parts.0: a part of type text needs text, a text"),
+        ({"type": "sound"}, "messages.0.content.0: a part is one of text, input_text"),
+        ({"type": "text"}, "messages.0.content.0: a part of type text needs text, a text"),
         ({"type": "image_url", "image_url": {"url": "x"}}, "localllm reads only text"),
-        (7, "messages.0.content.parts.0: "),
+        (7, "messages.0.content.0: "),
     ],
 )
 def test_a_part_that_cannot_be_read_is_named(served: PromptServer, part: Any, reason: str) -> None:

@@ -324,7 +324,7 @@ def test_what_is_not_supported_is_refused(client: OpenAI) -> None:
         {"temperature": -1},
         {"top_logprobs": 2},
         {"logit_bias": {"99999": 1}},
-        {"extra_body": {"chat_template_kwargs": {"x": "y"}}},
+        {"extra_body": {"chat_template_kwargs": {"messages": []}}},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     ):
         with pytest.raises(BadRequestError) as caught:

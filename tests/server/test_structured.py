@@ -180,7 +180,6 @@ def test_tools_are_called_with_arguments_of_their_schema(
             is_streamed,
             tools=TOOLS,
             tool_choice=choice,
-            parallel_tool_calls=False,
             max_tokens=200,
         )
         [said] = answer.choices
@@ -206,6 +205,24 @@ def test_tools_are_called_with_arguments_of_their_schema(
             max_tokens=20,
         )
         assert again.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_a_call_that_is_cut_is_told_as_such_and_not_made(tool_server: Server) -> None:
+    """Led to its end, it would look whole; as a text, it would be shown."""
+    create = tool_server.client().chat.completions.create
+    asked: dict[str, Any] = {
+        "model": "pocket",
+        "messages": QUESTION,
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "max_tokens": 9,
+    }
+    [said] = create(**asked).choices
+    assert (said.finish_reason, said.message.tool_calls) == ("length", None)
+    assert not said.message.content
+    pieces = [each.choices[0] for each in create(stream=True, **asked)]
+    assert pieces[-1].finish_reason == "length"
+    assert not any(each.delta.tool_calls or each.delta.content for each in pieces)
 
 
 def test_without_need_of_a_tool_an_answer_is_text(tool_server: Server) -> None:

@@ -1,0 +1,54 @@
+"""What all bodies that clients send have in common."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+Name = Annotated[str, Field(max_length=300)]
+
+
+class Body(BaseModel):
+    """Types are not converted: "5" is not a number, and true is not 1. Unknown fields are kept to
+    be named, but are not part of what is written again. `HARMLESS`: fields that have no effect
+    here, and need not be named; `IS_OPEN`: which fields there are depends on the type, and all are
+    part of it.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    IS_OPEN: ClassVar[bool] = False
+
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        for name in () if self.IS_OPEN else self.model_extra or ():
+            written.pop(name, None)
+        return written
+
+    def unknown_fields(self) -> Iterator[str]:
+        """The names of unknown fields that have a value, with those of the fields around them."""
+        more = {} if self.IS_OPEN else self.model_extra or {}
+        for name, value in more.items():
+            if value not in (None, False, "", [], {}) and name not in self.HARMLESS:
+                yield name
+        for field, described in type(self).model_fields.items():
+            value = getattr(self, field)
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, Body):
+                    outer = described.alias or field
+                    yield from (f"{outer}.{name}" for name in each.unknown_fields())
+
+
+class WholeBody(Body):
+    """A whole body; unknown fields are reported, not refused, since clients send their own."""
+
+    # OpenAI's.
+    HARMLESS: ClassVar[frozenset[str]] = frozenset(
+        {"user", "store", "metadata", "service_tier", "safety_identifier"}
+    )
+
+    @property
+    def unknown(self) -> list[str]:
+        """The names of unknown fields."""
+        return sorted(set(self.unknown_fields()))
