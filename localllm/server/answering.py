@@ -280,10 +280,7 @@ class Answering:
                 _tools(body),
                 "required" if body.must_call else "auto",
                 self.tokenizer.as_lark,
-                # Who must call does not end by itself: one call, unless several are wanted.
-                are_parallel=bool(body.are_calls_parallel)
-                if body.must_call
-                else body.are_calls_parallel is not False,
+                are_parallel=makes_several(body),
                 answer=answer,
             )
         except RequestError as error:
@@ -376,6 +373,14 @@ def conversation_of(body: Converses) -> Conversation:
     hidden = {"function": {"strict"}}  # of the server's work, not the model's
     tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.callable_tools]
     return Conversation(body.for_template(), tools or None, body.think, variables=body.variables)
+
+
+def makes_several(body: AsksChat) -> bool:
+    """Whether the answer may be several calls. A model that must call does not end by itself: it
+    makes one, unless the client wants several.
+    """
+    asked = body.are_calls_parallel
+    return asked is True if body.must_call else asked is not False
 
 
 def _tools(body: AsksChat) -> list[Tool]:

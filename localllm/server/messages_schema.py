@@ -20,6 +20,8 @@ from localllm.server.schema import (
     Stop,
     ToolDefinition,
     ToolName,
+    TopK,
+    TopP,
 )
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_message
@@ -392,8 +394,8 @@ class MessagesRequest(CountRequest):
     ) = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
 
     # What Anthropic's own servers would do.
     mcp_servers: None = None

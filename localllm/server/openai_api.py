@@ -50,6 +50,9 @@ class OpenAIApi:
         parses, adds = body.parse_special is not False, body.add_special_tokens is not False
         texts = (Text(each, parse_special=parses, add_special=adds) for each in body.prompt)
         prompts = [await self._answering.write(text, "prompt") for text in texts]
+        form = self._fill_in_format
+        if form is not None and any(form.is_used_in(each.token_ids) for each in prompts):
+            params = _with_stops(params, form)
         return self._answer("text", body, Question(prompts, params), request)
 
     def _echoes(self, body: CompletionRequest, prompts: Sequence[Prompt]) -> list[Echo]:
@@ -86,9 +89,7 @@ class OpenAIApi:
             prompts = [await asyncio.to_thread(write, each) for each in texts]
         except RequestError as error:
             raise RefusedError(refusal_of(error, "prompt")) from error
-        stops = (*params.stop_token_ids, *form.stop_ids)
-        question = Question(prompts, replace(params, stop_token_ids=stops))
-        return self._answer("text", body, question, request)
+        return self._answer("text", body, Question(prompts, _with_stops(params, form)), request)
 
     @cached_property
     def _fill_in_format(self) -> FillIn | None:
@@ -184,6 +185,11 @@ class OpenAIApi:
             only_reads=body.max_tokens == 0,
         )
         return self._answering.answer(body, question, writer, request)
+
+
+def _with_stops(params: SamplingParams, form: FillIn) -> SamplingParams:
+    """With the tokens that end what was filled in."""
+    return replace(params, stop_token_ids=(*params.stop_token_ids, *form.stop_ids))
 
 
 def _is_of_anthropic(request: Request) -> bool:

@@ -33,6 +33,7 @@ from localllm.server.schema import (
     Parts,
     ToolDefinition,
     ToolName,
+    TopP,
     at_most,
 )
 from localllm.text.grammar import Grammar
@@ -340,7 +341,7 @@ class ResponseRequest(InputRequest):
 
     max_output_tokens: MaxTokens = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     store: bool | None = None
     metadata: (

@@ -80,9 +80,13 @@ def _none_if_minus_one(value: object) -> object:
 # -1 means none, as llama.cpp and Ollama have it.
 MINUS_ONE_IS_NONE = BeforeValidator(_none_if_minus_one)
 MaxTokens = Annotated[Annotated[int, Field(ge=1, le=1 << 24)] | None, MINUS_ONE_IS_NONE]
-TopP = Annotated[float, Field(ge=0, le=1)]
-# The likeliest token alone, as OpenAI has it for a `top_p` of 0.
-_LEAST_TOP_P = 1e-9
+# A `top_p` of 0 leaves the likeliest token alone, as OpenAI has it; a `top_k` of -1 all.
+TopP = Annotated[
+    Annotated[float, Field(ge=0, le=1)], AfterValidator(lambda top_p: max(1e-9, top_p))
+]
+TopK = Annotated[
+    Annotated[int, Field(ge=-1, lt=1 << 31)], AfterValidator(lambda top_k: max(0, top_k))
+]
 
 
 class StreamOptions(Body):
@@ -98,7 +102,7 @@ class Sampling(Forms):
     max_tokens: MaxTokens = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -136,8 +140,8 @@ class Sampling(Forms):
         fields = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "top_p": None if self.top_p is None else max(_LEAST_TOP_P, self.top_p),
-            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
             "min_p": self.min_p,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -311,7 +315,7 @@ class ChatRequest(Sampling):
     tools: (
         Annotated[list[ToolDefinition], Field(max_length=LIMITS.tools, fail_fast=True)] | None
     ) = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
     # OpenAI's fields from before tools.
@@ -331,6 +335,11 @@ class ChatRequest(Sampling):
         calls = (call for message in messages for call in message.tool_calls or ())
         check_arguments(call.function.arguments for call in calls)
         return messages
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _as_mistral_says_it(cls, value: object) -> object:
+        return "required" if value == "any" else value
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> "ChatRequest":

@@ -65,6 +65,10 @@ class FillIn:
         """Tokens that end an answer."""
         return tuple(self.ids.values())
 
+    def is_used_in(self, token_ids: Sequence[int]) -> bool:
+        """Whether a prompt asks for something to be filled in."""
+        return all(self.ids[mark] in token_ids for mark in self.form.marks)
+
     def write(self, prefix: str, suffix: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
         """The prompt; `encode` makes tokens of a text, without any of its own around them."""
         form = self.form

@@ -55,6 +55,24 @@ def test_what_stands_between_is_what_the_written_prompt_continues_with(
     assert other.usage.prompt_tokens < filled.usage.prompt_tokens
 
 
+def test_a_prompt_may_hold_the_tokens_for_filling_in_itself(coder: Server) -> None:
+    """As editors write it; unless it is not to be trusted."""
+    client = coder.client()
+    asked = {"model": "coder", "max_tokens": 8, "temperature": 0}
+    filled = client.completions.create(prompt=PREFIX, suffix=SUFFIX, **asked)
+    written = f"{MARKS[0]}{PREFIX}{MARKS[1]}{SUFFIX}{MARKS[2]}"
+    raw = client.completions.create(prompt=written, **asked)
+    assert raw.choices[0].text == filled.choices[0].text
+    assert raw.usage.prompt_tokens == filled.usage.prompt_tokens
+    plain = client.completions.create(prompt=written, extra_body={"parse_special": False}, **asked)
+    assert plain.usage.prompt_tokens > raw.usage.prompt_tokens + 9
+    echoed = client.completions.create(
+        prompt=written, echo=True, logprobs=0, model="coder", max_tokens=0
+    )
+    assert echoed.choices[0].text == written
+    assert "".join(echoed.choices[0].logprobs.tokens) == written
+
+
 def test_streams_fill_in_too(coder: Server) -> None:
     client = coder.client()
     asked = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 8}

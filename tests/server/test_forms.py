@@ -8,6 +8,7 @@ from forms import admits
 from pydantic import ValidationError
 
 from localllm.errors import RequestError
+from localllm.server.answering import makes_several
 from localllm.server.messages_schema import MessagesRequest
 from localllm.server.refusals import describe_invalid
 from localllm.server.responses_schema import ResponseRequest
@@ -168,6 +169,37 @@ def test_what_is_left_open_may_be_null_or_as_others_say_it() -> None:
     assert told == {"seed": -1, "top_k": 0, "top_p": 1e-9}
     text = dict.fromkeys(set(CompletionRequest.model_fields) - {"prompt"})
     assert CompletionRequest.model_validate({"prompt": "a", **text}).given() == {}
+
+
+def test_other_apis_take_the_same_values() -> None:
+    asked: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": SAID,
+        "top_p": 0,
+        "top_k": -1,
+    }
+    assert MessagesRequest.model_validate(asked).given() == {
+        "max_tokens": 9,
+        "top_p": 1e-9,
+        "top_k": 0,
+    }
+    told = {"input": "a", "max_output_tokens": -1, "top_p": 0.0}
+    assert ResponseRequest.model_validate(told).given() == {"top_p": 1e-9}
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert chat(tools=[tool], tool_choice="any").must_call
+
+
+@pytest.mark.parametrize("is_several", [None, False, True])
+def test_who_must_call_makes_one_call_unless_several_are_wanted(is_several: bool | None) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    allows = {}
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+        body = chat(tools=[tool], tool_choice=choice, parallel_tool_calls=is_several)
+        allows[str(choice)] = makes_several(body)
+    auto, *forced = allows.values()
+    assert auto == (is_several is not False)
+    assert forced == [is_several is True] * 2
 
 
 def test_options_of_templates_are_told_apart_from_the_switch_for_thoughts() -> None:
