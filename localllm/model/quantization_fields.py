@@ -24,6 +24,7 @@ _FILES = {
     "hf_quant_config.json": "modelopt",
 }
 _OLDER_FIELD = "compression_config"
+_OTHER_METHODS = {"compressed_tensors": "compressed-tensors", "intel/auto-round": "auto-round"}
 _NAMES = (
     "quant_method method version format bits w_bit group_size q_group_size zero_point sym desc_act "
     "checkpoint_format is_marlin_format pack_dtype dynamic weight_block_size config_groups "
@@ -65,8 +66,13 @@ def with_quantization(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     Raises: CheckpointError for a broken file.
     """
     whole = dict(raw)
-    if raw.get("quantization_config") is not None:
+    given = raw.get("quantization_config")
+    if isinstance(given, Mapping):
+        whole["quantization_config"] = {**given, "quant_method": _method(given)}
+    if given is not None:
         return whole
+    if isinstance(raw.get("quantization"), Mapping):
+        raise refused("quantization in MLX's format is not supported")
     older = raw.get(_OLDER_FIELD)
     if isinstance(older, Mapping) and older.get("config_groups"):
         whole["quantization_config"] = {"quant_method": "compressed-tensors", **older}
@@ -77,6 +83,18 @@ def with_quantization(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             whole["quantization_config"] = {"quant_method": method, **found}
             return whole
     return whole
+
+
+def _method(raw: Mapping[str, Any]) -> Any:
+    """The method by its usual name, also where a config does not say it."""
+    said = raw.get("quant_method")
+    if isinstance(said, str):
+        return _OTHER_METHODS.get(said.lower(), said.lower())
+    if raw.get("config_groups") is not None:
+        return "compressed-tensors"
+    producer = raw.get("producer")
+    is_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+    return "modelopt" if is_modelopt else said
 
 
 def check_quantization_fields(raw: Any) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def test_no_field_that_transformers_writes_is_called_unknown(family: str) -> Non
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "wobble": 3}},
             ("rope_scaling.wobble",),
         ),
+        ({"is_llama_config": True, "rope_interleaved": False, "compression_ratio": 1.0}, ()),
         ({"_note": 1, "hidden_dropout": 0.1, "unsloth_fixed": True, "pad_token_id": 3}, ()),
     ],
 )
@@ -96,6 +97,62 @@ def test_a_field_that_nobody_knows_is_named(
 ) -> None:
     raw = {**small_config("LlamaForCausalLM"), **changes}
     assert architecture_of(raw).unknown_fields == unknown
+
+
+# What published files hold besides the fields of the class.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+        "pretraining_tp": 2,
+        "unsloth_fixed": True,
+    },
+    "Phi3ForCausalLM": {
+        "embd_pdrop": 0.1,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+    },
+    "GptOssForCausalLM": {"experts_per_token": 4, "initial_context_length": 4096},
+    "DeepseekV3ForCausalLM": {
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "topk_method": "noaux_tc",
+    },
+    "GraniteMoeHybridForCausalLM": {
+        "init_method": "mup",
+        "mamba_chunk_size": 256,
+        "normalization_function": "rmsnorm",
+    },
+    "Qwen3_5ForCausalLM": {
+        "attn_output_gate": True,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+    },
+    "NemotronHForCausalLM": {
+        "hybrid_override_pattern": "ME*-M",
+        "mamba_hidden_act": "silu",
+        "rescale_prenorm_residual": True,
+        "time_step_floor": 0.0001,
+        "use_mamba_kernels": True,
+    },
+    "Lfm2ForCausalLM": {"block_dim": 64, "conv_dim_out": 64, "theta": 1e6, "use_pos_enc": True},
+    "SmolLM3ForCausalLM": {"max_window_layers": 28, "no_rope_layer_interval": 4},
+    "Gemma2ForCausalLM": {"cache_implementation": "hybrid", "sliding_window_size": 24},
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_no_field_of_a_published_file_is_called_unknown(family: str) -> None:
+    usual = architecture_of(small_config(family)).unknown_fields
+    found = architecture_of({**small_config(family), **PUBLISHED[family]})
+    assert set(found.unknown_fields) <= set(usual)
 
 
 def test_what_is_unknown_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_config import read_quantization
-from localllm.model.quantization_fields import check_quantization_fields
+from localllm.model.quantization_fields import check_quantization_fields, with_quantization
 
 UP = "model.layers.0.mlp.up_proj"
 
@@ -188,6 +188,28 @@ def test_scales_of_caches_and_inputs_are_no_left_overs(
     names += ("attn.k_scale", "k_zero_point", "q_proj.input_scale", "q_proj.input_zero_point")
     change(quantized, packed(), **{layer + name: torch.ones(1) for name in names})
     assert_alike(plain, quantized)
+
+
+@pytest.mark.parametrize(
+    ("own", "method"),
+    [
+        ({"quant_method": "GPTQ"}, "gptq"),
+        ({"quant_method": "compressed_tensors"}, "compressed-tensors"),
+        ({"config_groups": {}}, "compressed-tensors"),
+        ({"quant_algo": "FP8", "producer": {"name": "modelopt"}}, "modelopt"),
+        ({"bits": 4}, None),
+    ],
+)
+def test_a_method_is_known_by_its_other_names(
+    tmp_path: Path, own: dict[str, Any], method: str | None
+) -> None:
+    found = with_quantization({"quantization_config": own}, tmp_path)["quantization_config"]
+    assert found == {**own, "quant_method": method}
+
+
+def test_weights_of_mlx_are_refused_by_their_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="MLX"):
+        with_quantization({"quantization": {"group_size": 64, "bits": 4}}, tmp_path)
 
 
 @pytest.mark.parametrize("where", ["quantize_config.json", "compression_config"])

@@ -15,7 +15,8 @@ from localllm.model.config_fields import ConfigFields
 _HARMLESS = (
     # Where the files are from.
     "name_or_path model_type model_name model_name_or_path tokenizer_class task_specific_params "
-    "auto_map version license description transformers_weights custom_pipelines "
+    "auto_map version license description transformers_weights custom_pipelines is_llama_config "
+    "transformers.js_config "
     # Written answers; ids of tokens, which are read from the tokenizer's files.
     "eos_ids token_ids tokens_per_image prefix do_sample temperature top_k top_p typical_p min_p "
     "repetition_penalty length_penalty diversity_penalty max_length min_length max_new_tokens "
@@ -48,6 +49,8 @@ _PATTERNS = re.compile(
     r"|linear_(dt|a_log)_.*|unsloth_.*|lora_.*|peft_.*|sentence_.*|mtp_.*|num_mtp_.*|medusa_.*"
     r"|vision_.*|audio_.*|image_.*|video_.*|mm_.*|projector_.*"
 )
+# Names of what changes nothing where it is 1.
+_FACTOR = re.compile(r".*(factor|ratio|scale|scaling|multiplier)")
 # By class: fields that it has, but that change nothing there, or only beside others.
 _LATENT = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
 _GEMMA4 = (
@@ -55,7 +58,11 @@ _GEMMA4 = (
     *("moe_intermediate_size", "num_experts", "top_k_experts"),
 )
 _OF_CLASS: Mapping[str, Collection[str]] = {
-    "Cohere2ForCausalLM": ("sliding_window_pattern", "order_of_interleaved_layers"),
+    "Cohere2ForCausalLM": (
+        *("sliding_window_pattern", "order_of_interleaved_layers", "layer_switch", "rotary_pct"),
+        *("position_embedding_type", "use_embedding_sharing", "use_gated_activation"),
+        "use_parallel_block",
+    ),
     "DeepseekV2ForCausalLM": _LATENT,
     "DeepseekV3ForCausalLM": _LATENT,
     "Exaone4ForCausalLM": ("sliding_window_pattern",),
@@ -71,12 +78,17 @@ _OF_CLASS: Mapping[str, Collection[str]] = {
         *("mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit"),
         *("num_experts_per_tok", "num_local_experts"),
     ),
-    "HunYuanDenseV1ForCausalLM": ("attention_head_dim",),
+    "HunYuanDenseV1ForCausalLM": (
+        *("attention_head_dim", "cla_share_factor", "dense_list", "norm_type", "org_vocab_size"),
+        *("pool_type", "use_qk_norm", "use_rotary_pos_emb", "mask_init_id", "skip_cls_token"),
+        *("im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id"),
+        *("num_media_embeds", "max_image_size", "anyres_pooling_size", "vit_path", "vit_type"),
+    ),
     "Lfm2ForCausalLM": (
         *("block_ffn_dim_multiplier", "block_multiple_of", "block_dim", "conv_dim", "conv_dim_out"),
         *("block_mlp_init_scale", "block_out_init_scale", "block_use_swiglu", "block_norm_eps"),
         *("block_use_xavier_init", "conv_use_xavier_init", "num_heads", "use_pos_enc"),
-        "full_attn_idxs",
+        *("full_attn_idxs", "theta"),
     ),
     "Lfm2MoeForCausalLM": ("conv_dim", "num_heads", "use_pos_enc", "full_attn_idxs"),
     "NemotronHForCausalLM": (
@@ -86,15 +98,18 @@ _OF_CLASS: Mapping[str, Collection[str]] = {
         *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group"),
         *("moe_shared_expert_intermediate_size", "moe_latent_size", "norm_topk_prob"),
         *("routed_scaling_factor", "topk_group", "n_shared_experts", "intermediate_size"),
-        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "norm_eps"),
         *("attention_bias", "mamba_proj_bias", "sliding_window"),
     ),
+    "Phi3ForCausalLM": ("full_attn_mod", "interpolate_factor"),
     "Qwen2MoeForCausalLM": ("max_window_layers", "sliding_window"),
     "Qwen3MoeForCausalLM": ("max_window_layers", "sliding_window"),
     "Qwen3NextForCausalLM": ("full_attention_interval",),
     "Qwen3_5ForCausalLM": ("full_attention_interval",),
     "Qwen3_5MoeForCausalLM": ("full_attention_interval", "intermediate_size"),
-    "SmolLM3ForCausalLM": ("use_sliding_window", "sliding_window", "no_rope_layer_interval"),
+    "SmolLM3ForCausalLM": (
+        *("use_sliding_window", "sliding_window", "no_rope_layer_interval", "max_window_layers"),
+    ),
 }
 # Of a rotation: what read_rope asks for; what families ask for themselves; and how the rotation
 # takes the places in images, which texts do not have.
@@ -122,6 +137,8 @@ def unknown_fields(fields: ConfigFields, architecture: str) -> Iterator[str]:
     """
     for name, value in fields.raw.items():
         says_something = value not in (None, False, 0, "", [], {}, "none", "default")
+        if _FACTOR.fullmatch(name) and value == 1:
+            says_something = False
         is_known = name in fields.read or is_harmless(name, architecture)
         if says_something and not is_known:
             yield name
