@@ -34,6 +34,7 @@ class ChatSession:
     def __init__(self, model: Answerer, system: str | None = None, *, raw: bool = False) -> None:
         self._model: Answerer | None = model
         self.system = system
+        self.title = ""  # see Transcript
         self.raw = raw
         self.think: ThinkLevel | None = None
         self.parse_special = False
@@ -79,7 +80,7 @@ class ChatSession:
         is_asked = bool(turns) and turns[-1].question == self.unanswered
         if self.unanswered is not None and (self._under_way is None or not is_asked):
             turns = [*turns, Turn(self.unanswered, self.model.name)]
-        return Transcript(self.model.name, self.system, tuple(turns))
+        return Transcript(self.model.name, self.system, tuple(turns), self.title)
 
     def pose(self, text: str) -> None:
         """Make `text` the next question, so that it can be saved before `reply` asks it."""
@@ -213,7 +214,7 @@ class ChatSession:
 
     def restore(self, turns: Sequence[Turn]) -> None:
         """Continue from other turns. If the last question has no answer, it is `unanswered`."""
-        self.turns, self.unanswered = list(turns), None
+        self.turns, self.unanswered, self.title = list(turns), None, ""
         self._num_dropped, self._last_prompt = 0, None
         if self.turns and not self.turns[-1].is_answered:
             self.unanswered = self.turns.pop().question

@@ -69,6 +69,10 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX responses_by_time ON responses (used_s)
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN title TEXT NOT NULL DEFAULT '';
+    ALTER TABLE turns ADD COLUMN figures TEXT NOT NULL DEFAULT ''
+    """,
 )
 
 

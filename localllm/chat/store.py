@@ -25,6 +25,10 @@ class ConflictError(Exception):
     """Another process has continued the session in the meantime."""
 
 
+class NoSessionError(RequestError):
+    """There is no session with this number."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavedSession:
     """One saved conversation. `SessionStore.save` checks that `revision` has not changed."""
@@ -47,6 +51,7 @@ class SessionStore:
         self.path = path
         self._file = Database(path, patience_s)
         self._db = self._file.db
+        self._db.create_function("holds", 2, _holds, deterministic=True)
         try:
             if self._file.is_small:
                 self.rows()  # finds damage in any listed row, whichever is asked for later
@@ -74,9 +79,16 @@ class SessionStore:
         with self._file.transaction():
             self._refuse_taken(name)
             cursor = self._db.execute(
-                "INSERT INTO sessions (name, model, system, created_s, updated_s, revision) "
-                "VALUES (?, ?, ?, ?, ?, 0)",
-                (name, _clean(transcript.model), _clean(transcript.system), now, now),
+                "INSERT INTO sessions (name, model, system, title, created_s, updated_s, revision) "
+                "VALUES (?, ?, ?, ?, ?, ?, 0)",
+                (
+                    name,
+                    _clean(transcript.model),
+                    _clean(transcript.system),
+                    _clean(transcript.title),
+                    now,
+                    now,
+                ),
             )
             assert cursor.lastrowid is not None
             if self._db.execute(
@@ -87,7 +99,8 @@ class SessionStore:
         return SavedSession(cursor.lastrowid, name, transcript, 0)
 
     def save(self, session: SavedSession, transcript: Transcript) -> SavedSession:
-        """Bring a saved conversation up to date; only turns that changed are written.
+        """Bring a saved conversation up to date; only turns that changed are written. It keeps its
+        title if `transcript` has none.
 
         Raises: ConflictError if the saved conversation is no longer as `session` says.
         """
@@ -97,11 +110,13 @@ class SessionStore:
             same += 1
         with self._file.transaction():
             cursor = self._db.execute(
-                "UPDATE sessions SET model = ?, system = ?, updated_s = ?, revision = revision + 1 "
-                "WHERE id = ? AND revision = ?",
+                "UPDATE sessions SET model = ?, system = ?, "
+                "title = coalesce(nullif(?, ''), title), updated_s = ?, "
+                "revision = revision + 1 WHERE id = ? AND revision = ?",
                 (
                     _clean(transcript.model),
                     _clean(transcript.system),
+                    _clean(transcript.title),
                     time.time(),
                     session.id,
                     session.revision,
@@ -115,8 +130,8 @@ class SessionStore:
             self._put_turns(session.id, new[same:], same)
         return SavedSession(session.id, session.name, transcript, session.revision + 1)
 
-    def rename(self, session: SavedSession, name: str) -> SavedSession:
-        """Give a conversation a name. Raises: RequestError if it is taken."""
+    def rename(self, session: SavedSession, name: str | None) -> SavedSession:
+        """Give a conversation a name; None takes it away. Raises: RequestError if it is taken."""
         if name != session.name:
             with self._file.transaction():
                 self._refuse_taken(name)
@@ -128,17 +143,23 @@ class SessionStore:
         with self._file.transaction():
             self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
-    def rows(self) -> list[SessionRow]:
-        """All conversations, the newest first."""
+    def rows(self, containing: str = "") -> list[SessionRow]:
+        """All conversations, the newest first; or only those with a text in their name, title,
+        questions or answers, whatever its case.
+        """
+        sought = containing.casefold()
         with self._file.told():
             found = self._db.execute(
-                "SELECT id, name, model, created_s, updated_s, "
+                "SELECT id, name, model, created_s, updated_s, title, "
                 # The user's own words, if there are any.
                 "(SELECT question FROM turns WHERE session_id = id "
-                "ORDER BY question = ?, position LIMIT 1), "
+                "ORDER BY question = :summary, position LIMIT 1), "
                 "(SELECT count(*) FROM turns WHERE session_id = id) "
-                "FROM sessions ORDER BY updated_s DESC, id DESC",
-                (SUMMARY_REQUEST,),
+                "FROM sessions WHERE :sought = '' OR holds(name, :sought) OR holds(title, :sought) "
+                "OR EXISTS (SELECT 1 FROM turns WHERE session_id = id "
+                "AND (holds(question, :sought) OR holds(answer, :sought))) "
+                "ORDER BY updated_s DESC, id DESC",
+                {"summary": SUMMARY_REQUEST, "sought": sought},
             ).fetchall()
             return [read_row(row) for row in found]
 
@@ -174,24 +195,27 @@ class SessionStore:
         return session
 
     def load(self, session_id: int) -> SavedSession:
-        """A conversation with its turns."""
+        """A conversation with its turns. Raises: NoSessionError."""
         with self._file.transaction("DEFERRED"):
             row = self._db.execute(
-                "SELECT name, model, system, revision FROM sessions WHERE id = ?", (session_id,)
+                "SELECT name, model, system, revision, title FROM sessions WHERE id = ?",
+                (session_id,),
             ).fetchone()
             found = self._db.execute(
-                "SELECT position, question, model, answer, thinking, finish_reason, token_ids "
-                "FROM turns WHERE session_id = ? ORDER BY position",
+                "SELECT position, question, model, answer, thinking, finish_reason, token_ids, "
+                "figures FROM turns WHERE session_id = ? ORDER BY position",
                 (session_id,),
             ).fetchall()
             turns = [read_turn(turn, position) for position, turn in enumerate(found)]
             if row is not None:
-                name, model, system, revision = row
-                transcript = Transcript(read_text(model), read_text_or_none(system), turns)
+                name, model, system, revision, title = row
+                transcript = Transcript(
+                    read_text(model), read_text_or_none(system), turns, read_text(title)
+                )
                 return SavedSession(
                     session_id, read_text_or_none(name), transcript, read_count(revision)
                 )
-        raise RequestError(f"there is no session {session_id}", param="session")
+        raise NoSessionError(f"there is no session {session_id}", param="session")
 
     def _refuse_taken(self, name: str | None) -> None:
         taken = (
@@ -208,7 +232,7 @@ class SessionStore:
     def _put_turns(self, session_id: int, turns: Sequence[Turn], first: int) -> None:
         self._db.executemany(
             "INSERT OR REPLACE INTO turns (session_id, position, question, model, answer, "
-            "thinking, finish_reason, token_ids) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "thinking, finish_reason, token_ids, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     session_id,
@@ -219,10 +243,32 @@ class SessionStore:
                     _clean(turn.thinking),
                     turn.finish_reason,
                     array("i", turn.token_ids).tobytes(),
+                    _clean(turn.figures),
                 )
                 for position, turn in enumerate(turns, first)
             ],
         )
+
+
+def check_name(name: str) -> None:
+    """Raises: RequestError for an invalid session name."""
+    if name.isdigit():
+        raise RequestError(
+            f"{name:.40} is not a valid session name: plain numbers are session ids",
+            param="session",
+            hint="a name with a letter in it",
+        )
+    if not name.strip() or len(name) > 60 or not name.isprintable() or name.startswith("-"):
+        raise RequestError(
+            f"{name!r:.80} is not a valid session name",
+            param="session",
+            hint="up to 60 letters, digits and symbols, not digits alone",
+        )
+
+
+def _holds(text: object, sought: str) -> bool:
+    """Whether a column's text contains `sought`, which is casefolded."""
+    return isinstance(text, str) and sought in text.casefold()
 
 
 def _clean(text: str | None) -> str | None:

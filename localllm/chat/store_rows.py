@@ -30,11 +30,11 @@ class UnsoundError(Exception):
 
 def read_row(row: tuple[Any, ...]) -> SessionRow:
     """A row of the list of conversations. Raises: UnsoundError."""
-    session_id, name, model, created_s, updated_s, question, num_turns = row
+    session_id, name, model, created_s, updated_s, title, question, num_turns = row
     return SessionRow(
         id=read_count(session_id),
         name=read_text_or_none(name),
-        title=make_title(read_text_or_none(question) or ""),
+        title=make_title(read_text(title) or read_text_or_none(question) or ""),
         model=read_text(model),
         num_turns=read_count(num_turns),
         created_s=_time(created_s),
@@ -44,7 +44,7 @@ def read_row(row: tuple[Any, ...]) -> SessionRow:
 
 def read_turn(row: tuple[Any, ...], expected: int) -> Turn:
     """The turn at the place `expected`. Raises: UnsoundError."""
-    position, question, model, answer, thinking, finish_reason, token_ids = row
+    position, question, model, answer, thinking, finish_reason, token_ids, figures = row
     if position != expected:
         raise UnsoundError(f"turn {expected} is missing")
     reason = read_text_or_none(finish_reason)
@@ -57,6 +57,7 @@ def read_turn(row: tuple[Any, ...], expected: int) -> Turn:
         read_text(thinking),
         None if reason is None else FinishReason(reason),
         _token_ids(token_ids),
+        read_text(figures),
     )
 
 

@@ -21,7 +21,8 @@ class Turn:
     """A question and its answer so far.
 
     `finish_reason` is None if the answer was interrupted or is still in progress. `token_ids` are
-    those of the answer, thoughts included, in the vocabulary of `model`.
+    those of the answer, thoughts included, in the vocabulary of `model`. `figures` is the line that
+    the page shows under the answer: how many tokens, how fast.
     """
 
     question: str
@@ -30,11 +31,20 @@ class Turn:
     thinking: str = ""
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] = ()
+    figures: str = ""
 
     @property
     def is_answered(self) -> bool:
         """Whether there is an answer, even one that ended empty."""
         return bool(self.answer or self.thinking or self.token_ids or self.finish_reason)
+
+    def continues(self, earlier: "Turn") -> bool:
+        """Whether this is the same question, with at least as much of the same answer."""
+        return (
+            self.question == earlier.question
+            and self.answer.startswith(earlier.answer)
+            and self.thinking.startswith(earlier.thinking)
+        )
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -52,11 +62,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole conversation; `model` is the current one, and each turn names its own."""
+    """A whole conversation; `model` is the current one, and each turn names its own.
+
+    `title` is what its user wrote first, if files came with it; empty: the first question says it.
+    """
 
     model: str
     system: str | None
     turns: Sequence[Turn]
+    title: str = ""
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -70,6 +84,13 @@ class Transcript:
         if turns and not turns[-1].is_answered and turns[-1].question == question:
             turns.pop()  # it is asked again
         return replace(self, turns=(*turns, last))
+
+    def continues(self, earlier: "Transcript") -> bool:
+        """Whether this holds all that `earlier` does."""
+        pairs = zip(self.turns, earlier.turns, strict=False)
+        return len(self.turns) >= len(earlier.turns) and all(
+            turn.continues(old) for turn, old in pairs
+        )
 
     def to_json(self) -> str:
         """An object with `model` and `messages`; each answer among them names its own model."""

@@ -48,7 +48,7 @@ def _recorder(request: ChatRequest) -> "Recorder | None":
 def _transcript(request: ChatRequest) -> Transcript:
     """The conversation so far."""
     if request.saved is None:
-        return Transcript(request.model or "", request.system, ())
+        return Transcript(request.model or "", request.system, (), request.title)
     return request.saved.transcript
 
 

@@ -35,11 +35,12 @@ class ChatRequest:
 
     It does not hold the loaded model, which may change during a conversation. `sampling` has the
     SamplingParams fields that were set, `saved` is the conversation to continue, and without a
-    `recorder` nothing is saved.
+    `recorder` nothing is saved. `typed`: the words of the question that come from no file.
     """
 
     model: str | None
     text: str | None
+    typed: str
     system: str | None
     flags: ChatFlags
     sampling: dict[str, Any]
@@ -51,6 +52,11 @@ class ChatRequest:
     recorder: Recorder | None
     saved: SavedSession | None
     keepalive_s: float | None
+
+    @property
+    def title(self) -> str:
+        """See Transcript."""
+        return "" if self.text == self.typed else self.typed
 
     @property
     def has_grammar(self) -> bool:
@@ -65,6 +71,8 @@ class ChatRequest:
         if self.saved is not None:
             session.system = session.system or self.saved.transcript.system
             session.restore(self.saved.transcript.turns)
+        else:
+            session.title = self.title
         return session
 
     def _open_model(self) -> "Answerer":
@@ -121,6 +129,7 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
     return ChatRequest(
         model=goes_on_with or chosen.model,
         text=text,
+        typed="" if chosen.prompt in (None, "-") else chosen.prompt,
         system=system,
         flags=flags,
         sampling=sampling,

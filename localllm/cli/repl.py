@@ -137,6 +137,8 @@ class Repl:
         """Send `text` with the attached files, and show the answer."""
         message = "\n\n".join([*(file.text for file in self.attachments), text])
         before = self.last_completion
+        if self.attachments and not self.session.turns:
+            self.session.title = text
         self.session.pose(message)
         self.save()  # before it is asked, so that a killed process does not lose it
         try:

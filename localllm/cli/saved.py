@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from localllm.chat.recorder import Recorder
-from localllm.chat.store import SavedSession
+from localllm.chat.store import SavedSession, check_name
 from localllm.chat.transcript import Transcript
 from localllm.cli.output import note, show_controls
-from localllm.cli.slash_turns import check_name
 from localllm.errors import LocalLLMError, RequestError
 from localllm.user.places import sessions_file
 

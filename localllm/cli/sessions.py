@@ -43,13 +43,15 @@ def _alone(context: typer.Context) -> None:
 @sessions.command("list")
 def list_sessions(
     text: Annotated[
-        str | None, typer.Argument(help="Only those with this text in the name or first question.")
+        str | None,
+        typer.Argument(help="Only those with this text in their name, questions or answers."),
     ] = None,
     json_output: JsonLines = False,
 ) -> None:
     """List saved conversations, newest first."""
-    rows = _store().rows()
-    found = [row for row in rows if (text or "").lower() in f"{row.name} {row.title}".lower()]
+    store = _store()
+    rows = store.rows()
+    found = store.rows(text) if text else rows
     if rows and not found:
         note(f"none of the {len(rows)} conversations matches {show_controls(repr(text))}")
     if json_output:
@@ -112,7 +114,7 @@ def rename(
     name: Name, new: Annotated[str, typer.Argument(help="The new name.", show_default=False)]
 ) -> None:
     """Rename a conversation."""
-    from localllm.cli.slash_turns import check_name
+    from localllm.chat.store import check_name
 
     check_name(new)
     store = _store()

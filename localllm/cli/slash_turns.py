@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.chat.store import check_name
 from localllm.chat.transcript import Transcript, make_title
 from localllm.cli.files import user_path, write_new_file
 from localllm.cli.output import note, show_controls
@@ -242,19 +243,3 @@ def read_transcript(path: Path) -> Transcript:
             param="path",
             hint="a .json file written by /export",
         ) from error
-
-
-def check_name(name: str) -> None:
-    """Raises: RequestError for an invalid session name."""
-    if name.isdigit():
-        raise RequestError(
-            f"{name:.40} is not a valid session name: plain numbers are session ids",
-            param="session",
-            hint="a name with a letter in it",
-        )
-    if not name.strip() or len(name) > 60 or not name.isprintable() or name.startswith("-"):
-        raise RequestError(
-            f"{name!r:.80} is not a valid session name",
-            param="session",
-            hint="up to 60 letters, digits and symbols, not digits alone",
-        )

@@ -16,7 +16,12 @@ from localllm import __version__
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_names, count_values
 from localllm.server.body import WholeBody
-from localllm.server.conversations_api import ConversationsApi, SavedBody
+from localllm.server.conversations_api import (
+    ConversationsApi,
+    NameBody,
+    NewBody,
+    SavedBody,
+)
 from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
 from localllm.server.engines import Engines, Health
 from localllm.server.guard import Access, App, Guard, Refusal, wants_page
@@ -25,7 +30,7 @@ from localllm.server.limits import LIMITS
 from localllm.server.messages_api import MessagesApi
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
-from localllm.server.page import page_response
+from localllm.server.page import PAGE_PATHS, page_file, page_response
 from localllm.server.places import Places
 from localllm.server.refusals import RefusedError, as_response, describe_invalid
 from localllm.server.rerank_api import RerankApi, RerankRequest
@@ -80,8 +85,9 @@ def create_app(
         "/v1/responses/input_tokens": (responses.count, InputRequest),
         "/v1/embeddings": (EmbeddingsApi(answering).create, EmbeddingsRequest),
         "/v1/rerank": (RerankApi(answering).rank, RerankRequest),
-        "/page/conversations": (conversations.create, SavedBody),
+        "/page/conversations": (conversations.create, NewBody),
         "/page/conversations/{number}": (conversations.save, SavedBody),
+        "/page/conversations/{number}/name": (conversations.rename, NameBody),
         "/tokenize": (openai.tokenize, TokenizeRequest),
         "/detokenize": (openai.detokenize, DetokenizeRequest),
     }
@@ -101,12 +107,16 @@ def create_app(
         ("/v1/responses/{name}/input_items", responses.items),
         ("/page/conversations", conversations.rows),
         ("/page/conversations/{number}", conversations.get),
+        ("/page/model", looks.model),
+        ("/page/token", conversations.check),
         ("/", looks.index),
         ("/health", looks.health),
         ("/metrics", looks.metrics),
     ):
         # Agents ask for / with HEAD, to see whether there is a server.
         app.add_api_route(path, look, methods=["GET", "HEAD"], response_model=None)
+    for path in PAGE_PATHS:
+        app.add_api_route(path, page_file, response_model=None, include_in_schema=False)
     for path, remove in (
         ("/v1/responses/{name}", responses.remove),
         ("/page/conversations/{number}", conversations.remove),
@@ -188,6 +198,16 @@ class _Looks:
             f"schema       {base}openapi.json",
         ]
         return Response("\n".join(lines) + "\n", media_type="text/plain; charset=utf-8")
+
+    async def model(self) -> dict[str, Any]:
+        """`GET /page/model`: what the page's settings depend on."""
+        context_length = self._model.prompts.context_length
+        return {
+            "id": self._model.name,
+            "context_length": context_length,
+            "most_tokens": min(LIMITS.answer_tokens, context_length),
+            "thinks": self._model.prompts.tokenizer.can_think,
+        }
 
     async def health(self) -> JSONResponse:
         """`GET /health`"""

@@ -7,7 +7,9 @@ this machine can reach the address.
 import hmac
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -16,7 +18,13 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
-from localllm.chat.store import ConflictError, SavedSession, SessionStore
+from localllm.chat.store import (
+    ConflictError,
+    NoSessionError,
+    SavedSession,
+    SessionStore,
+    check_name,
+)
 from localllm.chat.transcript import Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, LocalLLMError, RequestError
@@ -29,6 +37,9 @@ from localllm.server.store_thread import StoreThread
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _HEADER = "x-localllm-token"
+_SHOWN = ("question", "answer", "thinking", "finish_reason", "model", "figures")
+# Conversations whose drafts are known; a page asks again within seconds.
+_MAX_DRAFTS = 256
 _NUMBER = re.compile("[0-9]{1,18}")  # as many digits as the file's numbers can have
 
 
@@ -40,6 +51,7 @@ class TurnBody(Body):
     thinking: str = ""
     finish_reason: str | None = None
     model: Name = ""
+    figures: Annotated[str, Field(max_length=1000)] = ""
 
     def as_turn(self) -> Turn:
         """As it is saved. Raises: RefusedError."""
@@ -53,21 +65,41 @@ class TurnBody(Body):
             self.answer,
             self.thinking,
             None if reason is None else FinishReason(reason),
+            figures=self.figures,
         )
 
 
-class SavedBody(WholeBody):
-    """A whole conversation; `revision`: that of the saved one which it continues."""
+class NewBody(WholeBody):
+    """A conversation that has no number yet. `draft`: the page's own name for it, so that it is
+    saved once even if the page could not read the answer.
+    """
 
     model: Name
     system: str | None = None
+    title: Annotated[str, Field(max_length=1000)] = ""
     turns: Annotated[list[TurnBody], Field(max_length=LIMITS.messages, fail_fast=True)]
-    revision: Annotated[int, Field(ge=0, lt=1 << 53)] = 0
+    draft: Annotated[str, Field(max_length=64)] = ""
 
-    @property
-    def transcript(self) -> Transcript:
-        """As it is saved. Raises: RefusedError."""
-        return Transcript(self.model, self.system, [turn.as_turn() for turn in self.turns])
+    def after(self, kept: list[Turn]) -> Transcript:
+        """The conversation, behind turns that are saved already. Raises: RefusedError."""
+        turns = [*kept, *(turn.as_turn() for turn in self.turns)]
+        return Transcript(self.model, self.system, turns, self.title)
+
+
+class SavedBody(NewBody):
+    """What follows the first `keep` turns of a saved conversation, as it was at `revision`.
+
+    With `keep` 0 it is all of the conversation, which can be compared with any revision.
+    """
+
+    revision: Annotated[int, Field(ge=0, lt=1 << 53)] = 0
+    keep: Annotated[int, Field(ge=0, le=LIMITS.messages)] = 0
+
+
+class NameBody(WholeBody):
+    """A name; empty: the conversation is called by its first question again."""
+
+    name: Annotated[str, Field(max_length=200)]
 
 
 class ConversationsApi:
@@ -76,11 +108,18 @@ class ConversationsApi:
     def __init__(self, path: Path, token: str | None) -> None:
         self._token = token
         self._stores = StoreThread(lambda: SessionStore(path))
+        self._drafts: OrderedDict[str, int] = OrderedDict()  # used in the store's thread alone
+
+    async def check(self, request: Request) -> Response:
+        """`GET /page/token`: whether the request's token is the right one."""
+        self._check(request)
+        return JSONResponse({"fits": True})
 
     async def rows(self, request: Request) -> Response:
-        """`GET /page/conversations`"""
+        """`GET /page/conversations`; `?containing=`: only those with this text."""
         self._check(request)
-        found = await self._ask(lambda store: store.rows())
+        containing = request.query_params.get("containing", "")
+        found = await self._ask(lambda store: store.rows(containing))
         rows = [
             {
                 "id": row.id,
@@ -96,43 +135,43 @@ class ConversationsApi:
     async def get(self, number: str, request: Request) -> Response:
         """`GET /page/conversations/NUMBER`"""
         self._check(request)
-        saved = await self._load(number)
-        turns = [
-            {
-                "question": turn.question,
-                "answer": turn.answer,
-                "thinking": turn.thinking,
-                "finish_reason": turn.finish_reason,
-                "model": turn.model,
-            }
-            for turn in saved.transcript.turns
-        ]
-        told = {"system": saved.transcript.system, "turns": turns}
-        return JSONResponse({"id": saved.id, "revision": saved.revision, **told})
+        wanted = _number(number)
+        saved = await self._ask(lambda store: store.load(wanted))
+        told = {
+            "id": saved.id,
+            "revision": saved.revision,
+            "title": saved.transcript.title,
+            "system": saved.transcript.system,
+            "turns": [
+                {name: getattr(turn, name) for name in _SHOWN} for turn in saved.transcript.turns
+            ],
+        }
+        return JSONResponse(told)
 
-    async def create(self, body: SavedBody, request: Request) -> Response:
+    async def create(self, body: NewBody, request: Request) -> Response:
         """`POST /page/conversations`"""
         self._check(request)
-        saved = await self._ask(lambda store: store.create(body.transcript))
-        return _told(saved)
+        transcript = body.after([])
+        return _told(*await self._ask(lambda store: self._create(store, transcript, body.draft)))
 
     async def save(self, body: SavedBody, request: Request) -> Response:
         """`POST /page/conversations/NUMBER`"""
         self._check(request)
-        saved = await self._load(request.path_params["number"])
-        if saved.revision != body.revision:
-            raise _conflict()
-        transcript = _with_token_ids(body.transcript, saved.transcript)
-        try:
-            return _told(await self._ask(lambda store: store.save(saved, transcript)))
-        except ConflictError as error:
-            raise _conflict() from error
+        number = _number(request.path_params["number"])
+        return _told(*await self._ask(lambda store: _save(store, number, body)))
+
+    async def rename(self, body: NameBody, request: Request) -> Response:
+        """`POST /page/conversations/NUMBER/name`"""
+        self._check(request)
+        number, name = _number(request.path_params["number"]), body.name.strip() or None
+        await self._ask(lambda store: _rename(store, number, name))
+        return JSONResponse({"id": number, "name": name})
 
     async def remove(self, number: str, request: Request) -> Response:
         """`DELETE /page/conversations/NUMBER`"""
         self._check(request)
-        saved = await self._load(number)
-        await self._ask(lambda store: store.remove(saved.id))
+        wanted = _number(number)
+        await self._ask(lambda store: store.remove(store.load(wanted).id))
         return JSONResponse({"deleted": True})
 
     def _check(self, request: Request) -> None:
@@ -141,36 +180,87 @@ class ConversationsApi:
             message = "conversations need the token that localllm serve --open makes"
             raise RefusedError(Refusal(403, message, code="no_token"))
 
-    async def _load(self, number: str) -> SavedSession:
-        """Raises: RefusedError if there is no such conversation."""
-        if not _NUMBER.fullmatch(number):
-            raise RefusedError(Refusal(404, f"{number!r:.40} is no number of a conversation"))
-        try:
-            return await self._ask(lambda store: store.load(int(number)))
-        except RequestError as error:
-            raise RefusedError(Refusal(404, error.message)) from error
+    def _create(
+        self, store: SessionStore, transcript: Transcript, draft: str
+    ) -> tuple[SavedSession, bool]:
+        known = self._drafts.get(draft)
+        if known is not None:
+            try:
+                return _join(store, store.load(known), transcript, 0)
+            except NoSessionError:
+                pass  # it was deleted
+        saved = store.create(transcript)
+        if draft:
+            self._drafts[draft] = saved.id
+        if len(self._drafts) > _MAX_DRAFTS:
+            self._drafts.popitem(last=False)
+        return saved, False
 
     async def _ask(self, question: Callable[[SessionStore], T]) -> T:
+        """The store's answer. Raises: RefusedError for what it refuses, or if it cannot be used."""
         try:
             return await self._stores.ask(question)
+        except ConflictError as error:
+            message = "the conversation was continued elsewhere; send all of its turns"
+            raise RefusedError(Refusal(409, message, code="conflict")) from error
+        except RequestError as error:
+            status = 404 if isinstance(error, NoSessionError) else 400
+            raise RefusedError(Refusal(status, error.message)) from error
         except DiskError as error:
             logger.warning("conversations cannot be used: %s", error)
             raise RefusedError(refusal_of(LocalLLMError(error.message))) from error
 
 
+def _rename(store: SessionStore, number: int, name: str | None) -> None:
+    if name is not None:
+        check_name(name)
+    store.rename(store.load(number), name)
+
+
+def _save(store: SessionStore, number: int, body: SavedBody) -> tuple[SavedSession, bool]:
+    """What is saved, and whether it is a conversation of its own now. Raises: ConflictError if only
+    all of the turns could tell.
+    """
+    saved = store.load(number)
+    if body.keep == 0 and saved.revision != body.revision:
+        return _join(store, saved, body.after([]), body.revision)
+    if saved.revision != body.revision or body.keep > len(saved.transcript.turns):
+        raise ConflictError
+    transcript = body.after(list(saved.transcript.turns[: body.keep]))
+    return store.save(saved, _with_token_ids(transcript, saved.transcript)), False
+
+
+def _join(
+    store: SessionStore, saved: SavedSession, ours: Transcript, revision: int
+) -> tuple[SavedSession, bool]:
+    """Save a page's version of a conversation that is no longer at the page's revision.
+
+    A page that is reloaded may not know of its own last save, which its version continues. If
+    another window went another way, the version becomes a conversation of its own: nothing is lost.
+    """
+    if ours.continues(saved.transcript):
+        return store.save(saved, _with_token_ids(ours, saved.transcript)), False
+    if saved.transcript.continues(ours):  # a late save; the next one is compared again
+        return replace(saved, revision=revision), False
+    return store.create(ours), True
+
+
 def _with_token_ids(new: Transcript, saved: Transcript) -> Transcript:
-    """Turns that have not changed keep the tokens that only the terminal knows."""
+    """Answers that have not changed keep the tokens that only the terminal knows."""
     turns = list(new.turns)
     for place, (turn, old) in enumerate(zip(turns, saved.turns, strict=False)):
         if (turn.question, turn.answer, turn.thinking) == (old.question, old.answer, old.thinking):
-            turns[place] = old
-    return Transcript(new.model, new.system, turns)
+            turns[place] = replace(turn, token_ids=old.token_ids)
+    return replace(new, turns=turns)
 
 
-def _told(saved: SavedSession) -> Response:
-    return JSONResponse({"id": saved.id, "revision": saved.revision})
+def _number(text: str) -> int:
+    """Raises: RefusedError."""
+    if not _NUMBER.fullmatch(text):
+        raise RefusedError(Refusal(404, f"{text!r:.40} is no number of a conversation"))
+    return int(text)
 
 
-def _conflict() -> RefusedError:
-    message = "the conversation was continued elsewhere"
-    return RefusedError(Refusal(409, message, code="conflict"))
+def _told(saved: SavedSession, is_apart: bool) -> Response:
+    """`apart`: the page goes on with a conversation of its own, since another one was continued."""
+    return JSONResponse({"id": saved.id, "revision": saved.revision, "apart": is_apart})

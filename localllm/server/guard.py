@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from localllm.server.limits import LIMITS
+from localllm.server.page import PAGE_PATHS
 from localllm.server.places import Places
 
 Scope = MutableMapping[str, Any]
@@ -136,7 +137,9 @@ class Guard:
             message = f"{host!r:.100} is not a name of this server; --allowed-host adds a name"
             return Refusal(400, message, code="unknown_host")
         # The page holds nothing of anybody; it asks its reader for a key.
-        is_page = method == "GET" and path == "/" and wants_page(headers.get("accept", ""))
+        is_page = method == "GET" and (
+            path in PAGE_PATHS or (path == "/" and wants_page(headers.get("accept", "")))
+        )
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")
         is_foreign = origin is not None and origin not in (*own, *self._access.origins)

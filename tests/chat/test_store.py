@@ -270,6 +270,44 @@ def test_files_are_brought_to_the_present_version(path: Path) -> None:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
+def test_what_an_older_version_saved_is_listed_and_continued(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as db:
+        for statement in ";".join(MIGRATIONS[:2]).split(";"):
+            db.execute(statement)
+        db.execute("INSERT INTO sessions VALUES (1, NULL, 'pocket', NULL, 1, 1, 0)")
+        db.execute("INSERT INTO turns VALUES (1, 0, 'Why?', 'pocket', 'So.', '', 'stop', '')")
+        db.execute("UPDATE turns SET token_ids = x''")
+        db.execute("PRAGMA user_version = 2")
+    store = SessionStore(path)
+    assert [row.title for row in store.rows()] == ["Why?"]
+    old = store.load(1)
+    assert old.transcript.turns == [Turn("Why?", "pocket", "So.", "", FinishReason.STOP)]
+    told = replace(old.transcript.turns[0], figures="2 tokens")
+    store.save(old, Transcript("pocket", None, [told, FIRST]))
+    assert store.load(1).transcript.turns == [told, FIRST]
+
+
+def test_a_title_is_what_was_typed_and_stays(path: Path) -> None:
+    store = SessionStore(path)
+    question = Turn("a.txt:\n\nOnce upon a time\n\nSum it up.")
+    session = store.create(Transcript("pocket", None, [question], "Sum it up."))
+    store.save(session, transcript(question, FIRST))  # as a terminal goes on with it
+    assert [row.title for row in store.rows()] == ["Sum it up."]
+    assert store.load(session.id).transcript.title == "Sum it up."
+
+
+@pytest.mark.parametrize("sought", ["GREET", "typed", "how are", "STILL", "über", "100%"])
+def test_conversations_are_found_by_any_of_their_texts(path: Path, sought: str) -> None:
+    store = SessionStore(path)
+    last = replace(FIRST, question="Wherefore", answer="ÜBER 100%")
+    store.create(Transcript("pocket", "No prompt", [FIRST, SECOND, last], "As typed"), "greeting")
+    store.create(transcript(Turn("Another", "pocket", "100")))
+    assert [row.name for row in store.rows(sought)] == ["greeting"]
+    assert store.rows("prompt") == []
+    assert len(store.rows("")) == 2
+
+
 def test_setting_aside_takes_along_what_lies_beside_the_file(path: Path) -> None:
     path.parent.mkdir()
     for suffix in ("", "-wal", "-shm"):

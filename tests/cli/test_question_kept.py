@@ -67,6 +67,16 @@ def test_a_question_is_on_disk_before_it_is_asked(
     assert b"Is it?" not in asked
 
 
+def test_a_conversation_is_called_by_its_question_rather_than_by_a_file(
+    server: SmallServer, localllm: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Once upon a time")
+    asked = ("Who was it?", "-f", str(tmp_path / "a.txt"), "--session", "tale")
+    assert localllm("chat", "--remote", server.url, *asked).code == 0
+    assert questions("tale") == ["Once upon a time\n\nWho was it?"]
+    assert [row.title for row in SessionStore(sessions_file()).rows()] == ["Who was it?"]
+
+
 def test_a_question_of_a_conversation_is_on_disk_before_it_is_asked(
     silent_server: SmallServer, server: SmallServer, user_directories: Path
 ) -> None:
