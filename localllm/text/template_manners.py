@@ -7,6 +7,7 @@ stand in the prompt once, in order. It is asked when a conversation first depend
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,8 @@ Render = Callable[[Sequence[ChatMessage], Tools | None], str]
 
 _MARK = re.compile(r"q7[a-z]+7q")
 _SHORT_ID, _LONG_ID = "w8w8w8w80", "call_w8w8w8w8w8w8w8"
+# For all questions to a template but the first, which compiles it. Some forty take 0.1 s.
+_ASKING_S = 1.0
 _TEXT: Mapping[str, Any] = {"type": "string", "description": "A text."}
 
 
@@ -71,6 +74,7 @@ class TemplateManners:
         """`form`: how its family writes calls, if that is known."""
         self._render_with, self._form = render, form
         self._has_tools = has_tools
+        self._left_s, self._is_compiled = _ASKING_S, False
 
     def write_call(self, function: Mapping[str, Any]) -> str:
         """A call as text, for a template that knows none."""
@@ -171,7 +175,7 @@ class TemplateManners:
         both = {**self._own_calls("c"), "content": "q7b7q"}
         asked = [_user("a"), both, _result("d"), _assistant("e")]
         is_there = sorted(self._marks_in(asked)) == sorted(_marks(asked))
-        return is_there or not self._is_clear
+        return is_there or self._is_unknown
 
     @cached_property
     def takes_any_id(self) -> bool:
@@ -217,7 +221,9 @@ class TemplateManners:
         options = {"description": "A text.", "anyOf": [option, {"type": "null"}]}
         text = self._rendered([_user("a")], [_typed(options)])
         others: list[dict[str, Any]] = [{"enum": ["x"]}, {"$ref": "#/$defs/x"}, {"const": 1}, {}]
-        if not self._is_clear:
+        others += [{"type": "array", "items": each} for each in ({}, {"enum": ["x"]})]
+        others += [{"type": "object", "properties": {"inner": {}}}]
+        if self._is_unknown:
             return True
         return "q7title7q" in text and self._takes_tools(*[_typed(each) for each in others])
 
@@ -231,7 +237,7 @@ class TemplateManners:
         """Parameters that have a list of types."""
         text = self._rendered([_user("a")], [_typed({"type": ["string", "null"]})])
         # As Python prints a list.
-        return (bool(text) and "['" not in text) or not self._is_clear
+        return (bool(text) and "['" not in text) or self._is_unknown
 
     @cached_property
     def takes_defaults(self) -> bool:
@@ -245,17 +251,23 @@ class TemplateManners:
         said, as_text = self.call_form
         return _calls(*names, said=said, as_text=as_text)
 
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether nothing can be learned: the template does not even show what a user says, or it
+        takes too long.
+        """
+        return self._left_s < 0 or not self._is_clear
+
     @cached_property
     def _is_clear(self) -> bool:
-        """Whether the template shows what a user says. If not, nothing can be learned of it."""
         return self._marks_in([_user("a")]) == ["q7a7q"]
 
     def _takes(self, *messages: ChatMessage) -> bool:
-        return self._marks_in(messages) == _marks(messages) or not self._is_clear
+        return self._marks_in(messages) == _marks(messages) or self._is_unknown
 
     def _takes_tools(self, *tools: Mapping[str, Any]) -> bool:
         taken = (self._rendered([_user("a")], [CLOCK, tool]) for tool in tools)
-        return all(taken) or not self._is_clear
+        return all(taken) or self._is_unknown
 
     def _marks_in(self, messages: Sequence[ChatMessage]) -> list[str]:
         return _MARK.findall(self._rendered(messages, self._tools))
@@ -266,10 +278,17 @@ class TemplateManners:
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Tools | None) -> str:
         """The prompt; empty if the template refuses."""
+        if self._left_s < 0:
+            return ""
+        started = time.thread_time()
         try:
             return self._render_with(messages, tools)
         except TemplateError:
             return ""
+        finally:
+            if self._is_compiled:
+                self._left_s -= time.thread_time() - started
+            self._is_compiled = True
 
 
 def _marks(messages: Sequence[ChatMessage]) -> list[str]:

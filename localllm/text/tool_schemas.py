@@ -152,6 +152,8 @@ class _Typing:
         if own is None or (isinstance(own, list) and not self._types.takes_lists):
             kinds = list(dict.fromkeys(self._kinds(schema, 0)))
             self._set_type(whole, kinds)
+        if whole.get("type") == "object":  # without properties, Gemma 4 takes keywords for them
+            whole.setdefault("properties", {})
         for keyword, value in list(whole.items()):
             if keyword == "properties" and isinstance(value, Mapping):
                 inner = {name: self.typed(own, depth + 1, names) for name, own in value.items()}

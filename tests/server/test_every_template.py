@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from server.prompts_of import SPECIAL_TOKENS, TEMPLATES, PromptServer
 
+from localllm.errors import TemplateError
 from localllm.text.prompt import ChatMessage
 from localllm.text.template import render_chat_template
 
@@ -18,6 +19,7 @@ MARK = re.compile(r"[A-Z]\d+z")
 # Recorded on 27 November 2026 from Codex 0.171, Claude Code 2.1.197 and OpenCode 1.18.33, which ran
 # two turns with calls. Texts are replaced by marks, and descriptions by a few words.
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+CHAT = "/v1/chat/completions"
 NO_CALLS = "has no known call format"
 
 pytestmark = pytest.mark.skipif(
@@ -297,6 +299,8 @@ TOOLS: dict[str, dict[str, Any]] = {
         },
         description="Time.",
     ),
+    "closed object": with_tool({"type": "object", "additionalProperties": False}),
+    "nothing in a list": with_tool({"type": "array", "items": {}}),
     "draft 3": with_tool({"type": "string", "required": True}),
 }
 
@@ -308,14 +312,14 @@ def test_no_tool_is_refused(served: PromptServer) -> None:
         for place, each in enumerate(TOOLS.values())
     ]
     body = {"messages": [user("U1z")], "tools": tools}
-    response = served.post("/v1/chat/completions", body)
+    response = served.post(CHAT, body)
     if NO_CALLS in response.text:
         prompt = served.tokenizer.render_chat(body["messages"], tools)
     else:
         assert response.status_code == 200, response.text
         prompt = served.prompt
     assert "U1z" in prompt
-    assert prompt.count("clock21") > 0 or "clock" not in prompt
+    assert prompt.count("clock23") > 0 or "clock" not in prompt
 
 
 @pytest.mark.parametrize(
@@ -333,6 +337,22 @@ def test_types_are_read_off(name: str, written: str) -> None:
     """For Gemma 4, whose template shows the types alone."""
     prompt = named("google-gemma-4").tokenizer.render_chat([user("U1z")], [TOOLS[name]])
     assert written in prompt.replace("{ ", "{")
+
+
+def test_a_template_that_needs_types_gets_them() -> None:
+    """Other versions of Gemma 4's template take the first type of a list, and refuse none."""
+    [path] = [path for path in TEMPLATES if path.stem.startswith("google-gemma-4")]
+    own = path.read_text(encoding="utf-8")
+    first = "(value['type'] if value['type'] is string else value['type'][0])"
+    served = PromptServer(own.replace("value['type'] |", f"{first} |"))
+    with pytest.raises(TemplateError):
+        render_chat_template(
+            own.replace("value['type'] |", f"{first} |"), [user("")], [TOOLS["anything"]]
+        )
+    for name, each in TOOLS.items():
+        response = served.post(CHAT, {"messages": [user("U1z")], "tools": [each]})
+        assert response.status_code == 200, (name, response.text)
+        assert "U1z" in served.prompt
 
 
 def requests_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

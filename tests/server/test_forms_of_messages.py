@@ -1,10 +1,14 @@
 """The forms in which clients write the same: parts, thoughts, nulls, empty arguments."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 from server.prompts_of import PromptServer
+
+from localllm.errors import TemplateError
+from localllm.text.template_manners import TemplateManners
 
 TEMPLATE = (
     '{% if tools %}{{ tools | tojson }} <tool_call>\n{"name": N, "arguments": A}\n</tool_call>'
@@ -215,3 +219,21 @@ def test_a_change_is_told_in_a_header(path: str, body: dict[str, Any]) -> None:
 def test_nothing_is_told_of_what_the_template_takes(served: PromptServer) -> None:
     said = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     assert "warning" not in served.post(CHAT, {"messages": said}).headers
+
+
+def test_a_template_that_takes_its_time_is_asked_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is not asked it is taken to take."""
+    monkeypatch.setattr("localllm.text.template_manners._ASKING_S", 0.05)
+    num_asked = 0
+
+    def render(messages: Any, tools: Any) -> str:
+        nonlocal num_asked
+        num_asked, end = num_asked + 1, time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        raise TemplateError("no")
+
+    manners = TemplateManners(render, None, has_tools=True)
+    asked = [name for name in dir(TemplateManners) if name.startswith("takes_")]
+    assert all(getattr(manners, name) for name in asked)
+    assert num_asked <= 4
