@@ -21,6 +21,7 @@ from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
 from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.request_check import EngineLimits
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError
 from localllm.hub.generation_config import GenerationDefaults
@@ -37,6 +38,9 @@ class ScriptedEngine:
     context_length: int = 32768
     way_to_longer_context: str = "another model"
     keeps_states: bool = False
+    limits: EngineLimits = field(
+        default_factory=lambda: EngineLimits(1 << 20, 1 << 15, 1 << 15, frozenset())
+    )
     prompts: list[list[int]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     _running: dict[int, list[int]] = field(default_factory=dict)
