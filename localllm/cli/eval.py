@@ -13,7 +13,7 @@ import typer
 from localllm.cli.common_flags import JsonResult, MaxKl, Model
 from localllm.cli.engine_flags import EngineFlags
 from localllm.cli.flags import Flags, only, takes_flags
-from localllm.cli.output import is_terminal, json_line, note, write_stdout
+from localllm.cli.output import is_terminal, json_line, print_error, write_stdout
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.engine.config import EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
@@ -106,9 +106,10 @@ def _verdict(evaluation: "Evaluation", max_ppl: float | None, max_kl: float | No
         missed.append(f"the perplexity {evaluation.perplexity:.4g} is over {max_ppl:g}")
     if max_kl is not None and evaluation.against and not evaluation.against.kl_mean <= max_kl:
         missed.append(f"the mean KL divergence {evaluation.against.kl_mean:.4g} is over {max_kl:g}")
-    for line in missed:
-        note(line)
-    return ExitCode.QUALITY if missed else ExitCode.OK
+    if not missed:
+        return ExitCode.OK
+    print_error("; ".join(missed), evaluation.model, "a copy in more bits, or a larger model")
+    return ExitCode.QUALITY
 
 
 def _as_json(evaluation: "Evaluation") -> str:

@@ -215,7 +215,10 @@ def test_eval_of_a_file_leaves_stdin_alone(localllm: Run, make_checkpoint, tmp_p
 
 def test_eval_ends_with_10_over_a_threshold(localllm: Run, make_checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder, text = str(make_checkpoint()), b"some text to measure"
-    assert localllm("eval", folder, "--max-ppl", "1.5", stdin=text).code == ExitCode.QUALITY
+    missed = localllm("eval", folder, "--max-ppl", "1.5", stdin=text)
+    assert missed.code == ExitCode.QUALITY
+    assert "error: the perplexity" in missed.err
+    assert "try: a copy in more bits" in missed.err
     assert localllm("eval", folder, "--max-ppl", "1e30", stdin=text).code == 0
     against = ("--against", folder, "--max-kl")
     assert localllm("eval", folder, *against, "0.001", stdin=text).code == 0
