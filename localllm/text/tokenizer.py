@@ -27,6 +27,7 @@ __all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
 
 # A long text is counted in slices of this many characters before it is encoded whole.
 SLICE_CHARS = 1 << 18
+_SLICE_LEAST = 1 << 12
 MAX_PENDING_TOKENS = 16
 _REPLACEMENT = "\ufffd"
 # The letters as which a vocabulary of bytes writes them. Source: GPT-2's encoder.py.
@@ -245,8 +246,10 @@ class Tokenizer:
     def count_at_least(self, text: str, limit: int) -> int:
         """A lower bound on the tokens of `text`; counting stops once it is over `limit`."""
         total = 0
-        for start in range(0, len(text), SLICE_CHARS):
-            ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+        # No more than is likely to be over the limit: the rest would be encoded for nothing.
+        num_chars = min(SLICE_CHARS, _SLICE_LEAST + 8 * limit)
+        for start in range(0, len(text), num_chars):
+            ids = self.encode(text[start : start + num_chars], add_special_tokens=False)
             # A cut can add a few tokens to those of the whole text; they are at the slice's ends.
             total += max(0, len(ids) - 16)
             if total > limit:
