@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from localllm import __version__
+from localllm.errors import RequestError
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_names, count_values
 from localllm.server.body import WholeBody
@@ -32,7 +33,7 @@ from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
 from localllm.server.page import PAGE_PATHS, page_file, page_response
 from localllm.server.places import Places
-from localllm.server.refusals import RefusedError, as_response, describe_invalid
+from localllm.server.refusals import RefusedError, as_response, describe_invalid, refusal_of
 from localllm.server.rerank_api import RerankApi, RerankRequest
 from localllm.server.responses_api import ResponsesApi
 from localllm.server.responses_schema import InputRequest, ResponseRequest
@@ -134,7 +135,10 @@ def _reading(
         if isinstance(body, Refusal):
             raise RefusedError(body)
         asked, unknown = await asyncio.to_thread(_parse, schema, body)
-        response = await answer(asked, request)
+        try:
+            response = await answer(asked, request)
+        except RequestError as error:  # found late, as by a decoder that fails on some tokens
+            raise RefusedError(refusal_of(error)) from error
         if unknown:
             return WithHeader(response, lambda: warning_of(unknown))
         return response
