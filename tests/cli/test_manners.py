@@ -114,6 +114,7 @@ def test_a_long_help_has_its_flags_in_sections_with_their_choices(localllm: Run)
         "Model and prompt",
         "Answer",
         "Answer format",
+        "Lines",
         "Conversation",
         "Sampling",
         "Engine",
