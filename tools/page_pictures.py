@@ -26,11 +26,10 @@ def main() -> None:
             env={**os.environ, "BROWSER": "true", "XDG_DATA_HOME": home},
         )
         assert process.stderr is not None
-        url = next(
-            found[1]
-            for line in process.stderr
-            if (found := re.search(r"(http://\S+/#token=\S+)", line))
+        path = next(
+            found[1] for line in process.stderr if (found := re.search(r"file://(\S+)", line))
         )
+        [url] = set(re.findall(r"http://[\w.:]+/#token=[\w-]+", Path(path).read_text()))
         try:
             _take(url)
         finally:

@@ -29,7 +29,7 @@ export class MarkdownView {
   #from = 0; // where the block begins that may still change
   #open = null; // its element
   #numDrawn = 0;
-  #env = {};
+  #hasAddresses = false; // of links, by name
 
   constructor(element) {
     this.#element = element;
@@ -38,7 +38,7 @@ export class MarkdownView {
   // Show a text, which may have grown. `isWhole`: it grows no more.
   show(text, isWhole) {
     const now = text.replace(/\r\n?/g, "\n");
-    if (!now.startsWith(this.#text)) this.#begin({});
+    if (!now.startsWith(this.#text)) this.#begin();
     this.#text = now;
     try {
       if (now.length > MOST_CHARS) this.#showPlain();
@@ -49,15 +49,15 @@ export class MarkdownView {
     }
   }
 
-  #begin(env) {
+  #begin() {
     this.#element.replaceChildren();
     this.#from = this.#numDrawn = 0;
     this.#open = null;
-    this.#env = env;
+    this.#hasAddresses = false;
   }
 
   #showPlain() {
-    this.#begin({});
+    this.#begin();
     this.#element.append(plain(this.#text));
   }
 
@@ -67,7 +67,7 @@ export class MarkdownView {
       this.#open.firstChild.appendData(tail.slice(this.#open.firstChild.length));
       return;
     }
-    const groups = groupsOf(parser.parse(tail, this.#env));
+    const env = {}, groups = groupsOf(parser.parse(tail, env));
     const nodes = groups.map((tokens) => elementOf(tokens, tail));
     const settled = this.#open ? this.#open.previousElementSibling : this.#element.lastElementChild;
     if (this.#open && nodes.length) patch(this.#open, nodes.shift());
@@ -78,10 +78,10 @@ export class MarkdownView {
     this.#open = groups.length ? this.#element.lastElementChild : null;
     let drawn = settled ? settled.nextElementSibling : this.#element.firstElementChild;
     for (; drawn; drawn = drawn.nextElementSibling) colourIn(drawn);
-    // Addresses may stand behind the links that use them.
-    const hasAddresses = Object.keys(this.#env.references ?? {}).length > 0;
-    if (isWhole && hasAddresses && this.#numDrawn > 1) {
-      this.#begin(this.#env);
+    // Addresses may stand far from the links that use them, and while they come they are not whole.
+    this.#hasAddresses ||= Object.keys(env.references ?? {}).length > 0;
+    if (isWhole && this.#hasAddresses && this.#numDrawn > 1) {
+      this.#begin();
       this.#draw(true);
     }
   }
