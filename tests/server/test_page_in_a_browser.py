@@ -300,7 +300,7 @@ def test_an_answer_of_any_form_can_be_opened_again(page: Any, text: str) -> None
     until(page, "location.hash.startsWith('#c=')")
     page.reload()
     last_answer(page).locator(".markdown").get_by_text(text[:4]).wait_for()
-    assert page.locator("nav .open").count() > 0
+    page.locator("nav .open").first.wait_for()
     page.get_by_role("button", name="New conversation").click()
 
 
