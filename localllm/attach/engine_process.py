@@ -118,4 +118,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    # Not by way of the interpreter's end: it stops daemon threads wherever they are, and one within
+    # torch then aborts the process ("terminate called without an active exception").
+    os._exit(code)
