@@ -14,6 +14,7 @@ from typing import Any
 
 from localllm.errors import TemplateError
 from localllm.text.prompt import ChatMessage
+from localllm.text.template_sandbox import LimitError
 from localllm.text.tool_calls import ToolFormat
 
 Tools = Sequence[Mapping[str, Any]]
@@ -21,8 +22,9 @@ Render = Callable[[Sequence[ChatMessage], Tools | None], str]
 
 _MARK = re.compile(r"q7[a-z]+7q")
 _SHORT_ID, _LONG_ID = "w8w8w8w80", "call_w8w8w8w8w8w8w8"
-# For all questions to a template but the first, which compiles it. Some forty take 0.1 s.
+# Of processor time, for all questions to a template. Some forty take 0.1 s.
 _ASKING_S = 1.0
+_LONGEST = 3
 _TEXT: Mapping[str, Any] = {"type": "string", "description": "A text."}
 
 
@@ -74,7 +76,7 @@ class TemplateManners:
         """`form`: how its family writes calls, if that is known."""
         self._render_with, self._form = render, form
         self._has_tools = has_tools
-        self._left_s, self._is_compiled = _ASKING_S, False
+        self._costs_s: list[float] = []
 
     def write_call(self, function: Mapping[str, Any]) -> str:
         """A call as text, for a template that knows none."""
@@ -256,7 +258,14 @@ class TemplateManners:
         """Whether nothing can be learned: the template does not even show what a user says, or it
         takes too long.
         """
-        return self._left_s < 0 or not self._is_clear
+        return self._is_slow or not self._is_clear
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether its questions take too long together, but for the few that took longest: these
+        wait for the compiler or a collection of garbage, and the answers must not depend on that.
+        """
+        return sum(sorted(self._costs_s)[:-_LONGEST]) > _ASKING_S
 
     @cached_property
     def _is_clear(self) -> bool:
@@ -277,18 +286,20 @@ class TemplateManners:
         return [CLOCK] if self._has_tools else self.no_tools
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Tools | None) -> str:
-        """The prompt; empty if the template refuses."""
-        if self._left_s < 0:
+        """The prompt; empty if the template refuses. Raises: TemplateError if it was stopped, which
+        is no answer: a busy machine stops what it does not stop the next time.
+        """
+        if self._is_slow:
             return ""
         started = time.thread_time()
         try:
             return self._render_with(messages, tools)
-        except TemplateError:
+        except TemplateError as error:
+            if isinstance(error.__cause__, LimitError):
+                raise
             return ""
         finally:
-            if self._is_compiled:
-                self._left_s -= time.thread_time() - started
-            self._is_compiled = True
+            self._costs_s.append(time.thread_time() - started)
 
 
 def _marks(messages: Sequence[ChatMessage]) -> list[str]:
