@@ -204,6 +204,7 @@ class Answering:
         if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
             reads_lone = params.grammar is None  # otherwise JSON is the form that is asked for
             form = self._tool_format().for_tools(_tools(body), reads_lone=reads_lone)
+            form = replace(form, is_forced=body.must_call)
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
 
         def prepare() -> tuple[Conversation, int, Digest]:

@@ -112,7 +112,7 @@ class ToolFormat:
     both, and if it is empty, there is only ever one. `first` may come before everything. `others`
     may stand in the place of `between`. `style`: how ARGUMENTS are written, if not as JSON; `head`:
     what comes before ARGUMENTS where the name is not in JSON. `names`: the tools whose calls are
-    read without marks too, see lone_calls.py.
+    read without marks too, see lone_calls.py. `is_forced`: the answer can only be calls.
     """
 
     opens: str
@@ -126,6 +126,7 @@ class ToolFormat:
     style: ArgumentStyle | None = None
     head: re.Pattern[str] = _HEAD
     names: frozenset[str] = frozenset()
+    is_forced: bool = False
 
     @property
     def is_line(self) -> bool:
@@ -364,12 +365,14 @@ class ToolCallSplitter:
 
     def flush(self, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
         """The text and calls that were held back; call it when no more text comes. `is_cut`: the
-        answer is not whole, and half a call in marks is neither a call nor text.
+        answer is not whole, and half a call, in marks or of an answer that can only be calls, is
+        neither a call nor text.
         """
         call = "".join(self._call)
         calls = self._read(call) if call else []
-        is_half = is_cut and bool(self._tag)
-        text = ("" if calls or is_half else call) + self._held
+        is_half = is_cut and (bool(self._tag) or self._form.is_forced)
+        text = "" if calls or is_half else call
+        text += "" if is_cut and self._form.is_forced else self._held
         self._held, self._call, self._end = "", [], None
         said = self._lone.push(text)
         if calls:

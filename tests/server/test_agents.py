@@ -67,7 +67,7 @@ def session(
         for turn in range(turns):
             body = {
                 "model": "pocket",
-                "max_tokens": 60,
+                "max_tokens": 300,  # a call that is cut is none
                 "temperature": 0,
                 "system": [{"type": "text", "text": system(turn)}],
                 "messages": messages,
