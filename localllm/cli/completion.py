@@ -21,7 +21,8 @@ def complete_in(flag: str, shell: str) -> None:
         raise RequestError(
             f"there is no completion for {shell!r:.40}", hint=f"one of {', '.join(_SHELLS[:4])}"
         )
-    from typer.completion import get_completion_script, install
+    # The module does not list what it re-exports.
+    from typer.completion import get_completion_script, install  # type: ignore[attr-defined]
 
     if flag == "--show-completion":
         variable = f"_{PROGRAM.upper()}_COMPLETE"
