@@ -1,0 +1,56 @@
+"""A published model as a user meets it: in a terminal, and in memory."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from window import ROOT, Window
+
+
+@pytest.fixture
+def window(smollm: Path, tmp_path: Path) -> Iterator[Window]:
+    """A conversation that has begun."""
+    flags = ["--ctx", "2048", "--greedy"]
+    window = Window(["-m", "localllm", "chat", str(smollm), *flags], 80, 50, tmp_path / "data")
+    window.wait_for(r"^> ?$|\n> ?(\n|$)", seconds=180)
+    yield window
+    window.process.close(force=True)
+
+
+def test_a_conversation_is_answered_stopped_and_continued(window: Window) -> None:
+    window.say("What is the capital of France?")
+    assert "Paris" in window.wait_for("context", seconds=60)
+    window.settle()
+    window.say("/clear")
+    window.settle()
+    window.say("Tell me a long story about a lighthouse.")
+    window.wait_for("lighthouse[^.]*\\..*\\.", seconds=60)
+    window.send("\x03")
+    window.wait_for("interrupted; /continue resumes the answer", seconds=20)
+    window.say("/set max_tokens 20")
+    window.settle()
+    window.say("/continue")
+    window.wait_for("/continue goes on|context", seconds=60)
+    window.settle()
+    window.send("\x04")
+    assert window.exit_code() == 0
+
+
+def test_one_answer_takes_the_memory_of_its_weights_and_little_more(qwen: Path) -> None:
+    command = [sys.executable, "-m", "localllm", "chat", str(qwen), "Say hi.", "-n", "1"]
+    process = subprocess.Popen(
+        [*command, "--ctx", "2048"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0
+    assert re.fullmatch(rb"\S+\n", said)
+    resident = usage.ru_maxrss << 10
+    weights = sum(file.stat().st_size for file in qwen.glob("*.safetensors"))
+    # Weights as stored and packed, a cache of 2,048 tokens, torch and the tokenizer.
+    assert resident < 2 * weights + 1e9
