@@ -214,9 +214,15 @@ def prompt_tokens(outcome: Any) -> int:
 
 
 def test_odd_bytes_on_stdin(make_checkpoint: Make, localllm: Run) -> None:
-    flags = ("chat", str(make_checkpoint()), "--raw", "--json", "-n", "1")
-    assert prompt_tokens(localllm(*flags, stdin=b"\xef\xbb\xbfabc")) == 3  # mark stripped
-    assert prompt_tokens(localllm(*flags, stdin=b"a\r\nb\r\n")) == 3  # line ends normalised
+    model = str(make_checkpoint())
+    flags = ("chat", model, "--raw", "--json", "-n", "1")
+    assert prompt_tokens(localllm(*flags, stdin=b"\xef\xbb\xbfabc")) == 6  # as it is
+    assert prompt_tokens(localllm(*flags, stdin=b"a\r\nb\r\n")) == 6
+    said = [
+        prompt_tokens(localllm("chat", model, "--json", "-n", "1", stdin=text))
+        for text in (b"a\nb", b"\xef\xbb\xbfa\r\nb\r\n")  # mark stripped, line ends normalised
+    ]
+    assert said[0] == said[1]
     assert prompt_tokens(localllm(*flags, stdin=b"a\0b")) == 3  # NUL kept
     bad = localllm(*flags, stdin=b"words \xff and more words")
     assert prompt_tokens(bad) == len("words \ufffd and more words".encode())

@@ -106,7 +106,7 @@ def test_old_and_new_spelling_give_the_same_config() -> None:
         ("stop_token_ids", None),
         ("logit_bias", [1]),
         ("stop", ("",)),
-        ("stop", ("x",) * 17),
+        ("stop", ("x",) * 65),
         ("stop", ("x" * 257,)),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", tuple(range(65))),

@@ -175,12 +175,12 @@ def engine_pid() -> int:
     ("param", "value"),
     [
         *(("n", value) for value in (0, 9, -1, 1.5, "2", 10**30)),
-        *(("max_tokens", value) for value in (0, -1, 1.5, "9", 10**18)),
+        *(("max_tokens", value) for value in (-2, 1.5, "9", 10**18)),
         *(("temperature", value) for value in (-0.1, 101, "hot", [])),
-        *(("top_p", value) for value in (0, 1.1)),
+        *(("top_p", value) for value in (-0.1, 1.1)),
         *(("seed", value) for value in (1 << 70, 0.5)),
         *(("presence_penalty", value) for value in (2.1, -2.1)),
-        *(("stop", value) for value in ("", ["a"] * 17, "x" * 257, [1])),
+        *(("stop", value) for value in ("", ["a"] * 65, "x" * 257, [1])),
         *(("logit_bias", value) for value in ({"a": 1}, {"5": 101}, {"-1": 1}, {"99999": 1})),
     ],
 )
@@ -204,8 +204,8 @@ def test_row_27_tokens_that_are_none_are_refused(server: Server, prompt: Any) ->
 
 
 def test_row_28_what_is_too_large_or_no_request(server: Server) -> None:
-    head = post("/tokenize", b"", "Content-Length: 2")
-    assert raw(server, head.replace(b"application/json", b"text/plain") + b"{}")[0] == 415
+    packed = post("/tokenize", b"{}", "Content-Length: 2", "Content-Encoding: gzip")
+    assert raw(server, packed)[0] == 415
     deep = b"[" * 100_000 + b"]" * 100_000
     assert raw(server, post("/tokenize", deep, f"Content-Length: {len(deep)}"))[0] == 400
     long = post("/tokenize", b"{}", "Content-Length: 2", "X: " + "y" * LIMITS.header_bytes)
