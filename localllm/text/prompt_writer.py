@@ -1,6 +1,7 @@
 """Writes texts and conversations as prompts, with a model's tokenizer, template and context."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 
@@ -93,8 +94,18 @@ class PromptWriter:
 
 def _text_of(asked: Asked) -> str | None:
     if isinstance(asked, Conversation):
-        return asked.text
+        return "\n\n".join([asked.text, *_arguments_of(asked)])
     return asked.content if isinstance(asked, Text) and isinstance(asked.content, str) else None
+
+
+def _arguments_of(asked: Conversation) -> Iterator[str]:
+    """The arguments of earlier calls, as text."""
+    for message in asked.messages:
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                found = function.get("arguments")
+                yield found if isinstance(found, str) else json.dumps(found, default=str)
 
 
 def _checked(token_ids: Sequence[int]) -> list[int]:
