@@ -14,7 +14,8 @@ from window import ROOT, Window
 @pytest.fixture
 def window(smollm: Path, tmp_path: Path) -> Iterator[Window]:
     """A conversation that has begun."""
-    flags = ["--ctx", "2048", "--greedy"]
+    # Without drafts, since a small model repeats itself, and would be done before Ctrl-C comes.
+    flags = ["--ctx", "2048", "--greedy", "--spec", "off"]
     window = Window(["-m", "localllm", "chat", str(smollm), *flags], 80, 50, tmp_path / "data")
     window.wait_for(r"^> ?$|\n> ?(\n|$)", seconds=180)
     yield window
@@ -28,7 +29,7 @@ def test_a_conversation_is_answered_stopped_and_continued(window: Window) -> Non
     window.say("/clear")
     window.settle()
     window.say("Tell me a long story about a lighthouse.")
-    window.wait_for("lighthouse[^.]*\\..*\\.", seconds=60)
+    window.wait_for(r"about a lighthouse\.\s+\w+ \w+ \w+", seconds=60)
     window.send("\x03")
     window.wait_for("interrupted; /continue resumes the answer", seconds=20)
     window.say("/set max_tokens 20")
