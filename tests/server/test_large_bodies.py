@@ -2,9 +2,10 @@
 stream of another client goes on.
 """
 
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -58,6 +59,15 @@ CASES: list[tuple[str, type[WholeBody], Callable[[], str], int]] = [
         400,
     ),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_other_tests_left() -> Iterator[None]:
+    """Is not searched for garbage: that takes longer than all that is measured here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
