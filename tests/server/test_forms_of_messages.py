@@ -237,3 +237,24 @@ def test_a_template_that_takes_its_time_is_asked_little(monkeypatch: pytest.Monk
     asked = [name for name in dir(TemplateManners) if name.startswith("takes_")]
     assert all(getattr(manners, name) for name in asked)
     assert num_asked <= 7
+
+
+def test_a_pause_does_not_make_a_template_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling it, or a collection of garbage, changes no answer."""
+    monkeypatch.setattr("localllm.text.template_manners._ASKING_S", 0.2)
+    num_asked = 0
+
+    def render(messages: Any, tools: Any) -> str:
+        nonlocal num_asked
+        num_asked, end = num_asked + 1, time.thread_time() + (0.3 if num_asked < 3 else 0)
+        while time.thread_time() < end:
+            pass
+        if messages[0]["role"] == "system":
+            raise TemplateError("no")
+        return " ".join(str(each["content"]) for each in messages)
+
+    manners = TemplateManners(render, None, has_tools=False)
+    assert manners.takes_neighbours
+    assert not manners.takes_system
+    assert not manners.takes_systems
+    assert not manners.takes_only_system
