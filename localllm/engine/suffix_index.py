@@ -128,11 +128,16 @@ class SuffixIndex:
         """
         tokens, before, longest = self._tokens, self._before, min(self._max, len(newest))
         best, at = known.length, known.end
+        if not end or best >= longest:
+            return known
+        # Of a place, the token that a match longer than the best needs is looked at first. All have
+        # the first `_min` ones.
+        least = max(best + 1, self._min)
+        wanted = newest[-least]
         for _ in range(MOST_TRIED):
-            if not end or best >= longest:
+            if not end:
                 break
-            # The token that a longer match needs is looked at first.
-            if best < self._min or (best < end and tokens[end - best - 1] == newest[-best - 1]):
+            if end >= least and tokens[end - least] == wanted:
                 length = self._min
                 while length < longest and length < end:
                     if tokens[end - length - 1] != newest[-length - 1]:
@@ -140,6 +145,9 @@ class SuffixIndex:
                     length += 1
                 if length > best:
                     best, at = length, end
+                    if best >= longest:
+                        break
+                    least, wanted = best + 1, newest[-best - 1]
             end = before[end - 1]
         return Match(best, at)
 
