@@ -7,7 +7,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from localllm.answer.llm import LLM
-    from localllm.engine.sampling_params import SamplingParams
+    from localllm.schedule.sampling_params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from localllm.engine.sampling_params import SamplingParams
+        from localllm.schedule.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,9 @@ from drafting import FullLengths, eager
 from heads import load_beside
 from safetensors.torch import save_file
 
-from localllm.engine.assistant_drafter import AssistantDrafter
-from localllm.engine.runner import ModelRunner
-from localllm.engine.speculation import Speculator
+from localllm.drafting.assistant_drafter import AssistantDrafter
+from localllm.drafting.speculation import Speculator
+from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import Architecture
 from localllm.model.assistant import find_assistant
 from localllm.model.decoder import DecoderModel

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 from checkpoints import tiny_config, write_checkpoint
 from interpreter import know_the_types_of_numpy, patch_the_language_once_a_launch
 
-from localllm.engine.cpu_products import make_products_reproducible
+from localllm.operators.cpu_products import make_products_reproducible
 
 patch_the_language_once_a_launch()
 know_the_types_of_numpy()

@@ -7,19 +7,20 @@ from random import Random
 
 import torch
 
-from localllm.engine.device import Device
+from localllm.drafting.draft_lengths import Candidate, DraftLengths, Offer
+from localllm.drafting.draft_model import DraftModel
+from localllm.drafting.drafter import Drafter, Proposal
+from localllm.drafting.ngram import NgramDrafter
+from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
-from localllm.engine.draft_model import DraftModel
-from localllm.engine.drafter import Drafter, Proposal
-from localllm.engine.ngram import NgramDrafter
-from localllm.engine.request import Request
-from localllm.engine.runner import ModelRunner, Runner
-from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
-from localllm.engine.speculation import Proposer, Speculator
+from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm.operators.device import Device
+from localllm.schedule.request import Request
+from localllm.schedule.runner import Runner
+from localllm.schedule.scheduler import ScheduledBatch, SchedulerConfig
 
 VOCAB_SIZE = 259
 

@@ -16,29 +16,14 @@ from checkpoints import tiny_config, write_checkpoint
 from every_family import EVERY_FAMILY, WITH_EXPERTS
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.device import Device
+from localllm.drafting.speculation import Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
-from localllm.engine.form_ends import FormEnds
 from localllm.engine.loading import library_folder
-from localllm.engine.matcher import Matcher
+from localllm.engine.model_runner import ModelRunner
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer
-from localllm.engine.request import FinishReason, Request, TokenEvent
-from localllm.engine.request_check import EngineLimits
-from localllm.engine.runner import Launched, ModelRunner, Runner
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import (
-    ScheduledBatch,
-    ScheduledRequest,
-    Scheduler,
-    SchedulerConfig,
-)
-from localllm.engine.snapshots import Snapshots
-from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.attention import AttentionSpec
@@ -51,9 +36,25 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import load_model, open_source
+from localllm.operators.device import Device
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.form_ends import FormEnds
+from localllm.schedule.matcher import Matcher
+from localllm.schedule.request import FinishReason, Request, TokenEvent
+from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.runner import Launched, Runner
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import (
+    ScheduledBatch,
+    ScheduledRequest,
+    Scheduler,
+    SchedulerConfig,
+)
+from localllm.schedule.snapshots import Snapshots
 from localllm.text.grammar import Grammar
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 

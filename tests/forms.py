@@ -10,9 +10,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from localllm.answer.grammar_compiler import GrammarCompiler, _source
 from localllm.answer.text_engine import _TextAssembler
-from localllm.engine.matcher import Matcher
-from localllm.engine.sampling_params import SamplingParams
 from localllm.grammars.parser_limits import parser_limits
+from localllm.schedule.matcher import Matcher
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.tokenizer import Tokenizer

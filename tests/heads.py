@@ -15,12 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from whole_text import whole_text
 
-from localllm.engine.head_drafter import HeadDrafter
-from localllm.engine.request import Request
-from localllm.engine.runner import Computed, HeadDraft, HeadRunner, ModelRunner
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledBatch
-from localllm.engine.speculation import Speculator
+from localllm.drafting.head_drafter import HeadDrafter
+from localllm.drafting.speculation import Speculator
+from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.families.table import architecture_of
@@ -29,6 +26,10 @@ from localllm.model.mtp import find_mtp, mtp_architecture
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import WeightSource, load_head, open_source
+from localllm.schedule.request import Request
+from localllm.schedule.runner import Computed, HeadDraft, HeadRunner
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledBatch
 
 # Float32 sums in another order, of tiny models.
 MOST = 2e-4

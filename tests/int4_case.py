@@ -7,15 +7,15 @@ from guards import GuardedMemory
 from rounding import assert_near, gated_bound, scatter, sum_bound, unit
 from torch import Tensor
 
-from localllm_kernels.int4_matmul import (
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.products.int4_matmul import (
     MAX_SLICED_ROWS,
     MAX_TILE_ROWS,
     SYMMETRIC_ZERO,
     int4_matmul,
     int4_matmul_reference,
 )
-from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
-from localllm_kernels.launch import Workspace
+from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 
 
 class Case:

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from localllm import LLM
-from localllm.engine.scheduler import ScheduledBatch
+from localllm.schedule.scheduler import ScheduledBatch
 
 
 @torch.no_grad()

@@ -4,8 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows
-from localllm_kernels.paged_attention import KEY_TILE, QUERY_TILE, paged_attention_reference
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows
+from localllm_kernels.attention.paged_attention import (
+    KEY_TILE,
+    QUERY_TILE,
+    paged_attention_reference,
+)
 
 Attention = Callable[..., torch.Tensor]
 BLOCK_SIZE = 16

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.interpreter import GridExecutor
 
-from localllm.engine.device import CaptureError
+from localllm.operators.device import CaptureError
 
 _LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 

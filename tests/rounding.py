@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm_kernels.fp8_matmul import fp8_matmul_reference
+from localllm_kernels.products.fp8_matmul import fp8_matmul_reference
 
 DEVIATIONS = 7.0
 # Of float32 sums in any order, as a share of the sum of the magnitudes.

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.prefix_cache import PrefixStore
-from localllm.engine.request import Request
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import (
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.prefix_cache import PrefixStore
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import (
     ScheduledBatch,
     ScheduledRequest,
     Scheduler,

@@ -19,12 +19,12 @@ from pathlib import Path
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
-from localllm.engine.matcher import Matcher
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.request_check import EngineLimits
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError
 from localllm.hub.generation_config import GenerationDefaults
+from localllm.schedule.matcher import Matcher
+from localllm.schedule.request import FinishReason, TokenEvent
+from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -132,9 +132,9 @@ def scripted_model(
 def main() -> None:
     from localllm.chat.conversation import ChatSession
     from localllm.chat.recorder import Recorder
-    from localllm.cli.output import note
-    from localllm.cli.render import Shown
-    from localllm.cli.repl import Repl
+    from localllm.cli.draw.output import note
+    from localllm.cli.draw.render import Shown
+    from localllm.cli.repl.repl import Repl
     from localllm.user.places import sessions_file
 
     parser = argparse.ArgumentParser()

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from scheduling import make_scheduler
 
-from localllm.engine.request import Request
+from localllm.drafting.speculation import Speculator
 from localllm.engine.sampler import accept_draft
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledBatch
-from localllm.engine.speculation import Speculator
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledBatch
 
 
 @dataclass

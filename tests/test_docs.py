@@ -227,7 +227,7 @@ def paths_of(words: tuple[str, ...]) -> list[str]:
 
 
 def is_there(path: str) -> bool:
-    if path.endswith("_kernels._aot.py") or path.endswith("_kernels._sass.py"):
+    if path.startswith("localllm_kernels."):
         path = "kernels/" + path.removesuffix(".py").replace(".", "/") + ".py"
     is_library = path in ("venv.py", "pip.py")
     is_written = path.endswith(_TO_BE_WRITTEN)

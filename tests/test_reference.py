@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from localllm.cli.main import app
-from localllm.cli.slash_commands import SLASH_COMMANDS
+from localllm.cli.repl.slash_commands import SLASH_COMMANDS
 from localllm.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from torch import Tensor
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
-from localllm_kernels.state_cache import StateSlots
+from localllm_kernels.recurrence.state_cache import StateSlots
 
 
 def whole_text(

@@ -8,7 +8,7 @@ import argparse
 from statistics import median
 
 from localllm import LLM
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.text.grammar import Grammar
 
 SCHEMA = {

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from localllm import LLM, SamplingParams
-from localllm.engine.runner import ModelRunner
-from localllm.engine.scheduler import ScheduledBatch
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
+from localllm.engine.model_runner import ModelRunner
+from localllm.schedule.scheduler import ScheduledBatch
 
 VOCAB_SIZE, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 288, 128, 256, 4, 2, 32, 3
 SIZES = {

@@ -12,9 +12,9 @@ from typing import Any
 
 import typer
 
+from localllm.cli.chat.user_input import MAX_INPUT_BYTES
 from localllm.cli.main import app
-from localllm.cli.user_input import MAX_INPUT_BYTES
-from localllm.engine import sampling_params
+from localllm.schedule import sampling_params
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 HEAD = """# Flags

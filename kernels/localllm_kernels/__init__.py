@@ -16,48 +16,48 @@ import torch
 import triton
 from torch import Tensor
 
-from localllm_kernels.choice import ALL_OWN, Choice, Piece
-from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
-from localllm_kernels.cpu.linear import CpuLinears, num_lanes
-from localllm_kernels.cpu.ops import MAX_GROUP, CpuOps
-from localllm_kernels.cpu.team import Team
-from localllm_kernels.driver import DriverError, start_driver
-from localllm_kernels.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
-from localllm_kernels.gpu_linears import GpuLinears
-from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.launch import Workspace
-from localllm_kernels.linears import Linears
-from localllm_kernels.paged_attention import in_parts_of_heads, paged_attention_reference
-from localllm_kernels.paged_attention_decode import (
+from localllm_kernels.attention.decode import (
     MIN_DOT_ROWS,
     WIDE_VALUES,
     max_decode_rows,
     paged_attention_decode,
 )
-from localllm_kernels.paged_attention_prefill import paged_attention_prefill
-from localllm_kernels.recurrence import recurrence_reference
-from localllm_kernels.recurrence_launch import recurrence
-from localllm_kernels.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_reference,
-    rms_norm,
-    rms_norm_reference,
-)
-from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from localllm_kernels.route import Routing, route, route_reference
-from localllm_kernels.row_maxima import row_maxima_reference
-from localllm_kernels.sample import SamplingRows, sample, sample_reference
-from localllm_kernels.short_conv import short_conv_reference
-from localllm_kernels.short_conv_launch import short_conv
-from localllm_kernels.traits import (
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.paged_attention import in_parts_of_heads, paged_attention_reference
+from localllm_kernels.attention.prefill import paged_attention_prefill
+from localllm_kernels.attention.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.compiling.driver import DriverError, start_driver
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.compiling.traits import (
     C_TRAITS,
     TORCH_TRAITS,
     TRITON_TRAITS,
     Traits,
     wanted_traits,
 )
-from localllm_kernels.tunings import Tunings
+from localllm_kernels.compiling.tunings import Tunings
+from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
+from localllm_kernels.cpu.linear import CpuLinears, num_lanes
+from localllm_kernels.cpu.ops import MAX_GROUP, CpuOps
+from localllm_kernels.cpu.team import Team
+from localllm_kernels.experts.route import Routing, route, route_reference
+from localllm_kernels.pointwise.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
+from localllm_kernels.pointwise.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from localllm_kernels.products.gpu_linears import GpuLinears
+from localllm_kernels.products.linears import Linears
+from localllm_kernels.recurrence.launch import recurrence
+from localllm_kernels.recurrence.recurrence import recurrence_reference
+from localllm_kernels.recurrence.short_conv import short_conv_reference
+from localllm_kernels.recurrence.short_conv_launch import short_conv
+from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference
+from localllm_kernels.sampling.row_maxima import row_maxima_reference
+from localllm_kernels.sampling.sample import SamplingRows, sample, sample_reference
 
 logger = logging.getLogger(__name__)
 

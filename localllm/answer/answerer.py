@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from localllm.answer.completion import Completion
 from localllm.answer.event_stream import EventStream
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from localllm.engine.prompt_scores import read_scores
-from localllm.engine.request import DraftCount, FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
+from localllm.schedule.prompt_scores import read_scores
+from localllm.schedule.request import DraftCount, FinishReason, TokenLogprobs
 from localllm.text.prompt import Prompt
 from localllm.text.thinking import Split
 

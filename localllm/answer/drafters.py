@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object

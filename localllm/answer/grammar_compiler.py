@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
-from localllm.engine.form_ends import FormEnds
-from localllm.engine.matcher import Matcher
 from localllm.errors import RequestError
 from localllm.grammars.lark import read_lark
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.schema import read_compact_schema, read_schema, read_schema_of_tool
 from localllm.grammars.vocabulary import single_token, spelling_vocabulary
+from localllm.schedule.form_ends import FormEnds
+from localllm.schedule.matcher import Matcher
 from localllm.text.grammar import Grammar, refused
 from localllm.text.prompt import Prompt
 from localllm.text.thinking import Markers

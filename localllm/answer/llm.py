@@ -11,8 +11,8 @@ from localllm.answer.completion import Completion
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.opening import open_model
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError, brief
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked, Conversation, Text
 
 TextOrIds = str | Sequence[int]

@@ -9,10 +9,10 @@ from localllm.answer.answers_bar import Watch
 from localllm.answer.completion import Completion, Sample
 from localllm.answer.event_stream import EventSource, EventStream
 from localllm.answer.text_engine import said_in
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError, TemplateError
 from localllm.hub.generation_config import GenerationDefaults
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked, Prompt
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.thinking import Split

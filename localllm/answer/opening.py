@@ -6,11 +6,11 @@ from localllm.answer.drafters import Drafters, find_drafters
 from localllm.answer.loaded_model import ON_DISK, LoadedModel
 from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
-from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
 from localllm.hub.catalog import BUILT_IN_MODELS
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.hub.download import DownloadProgress
+from localllm.operators.listener import LOGGED, Listener
 
 
 def open_model(

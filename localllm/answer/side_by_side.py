@@ -6,8 +6,8 @@ from typing import Protocol
 from localllm.answer.answerer import Answerer
 from localllm.answer.completion import Completion
 from localllm.answer.event_stream import EventStream
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError, TemplateError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked
 
 

@@ -6,9 +6,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from localllm.answer.completion import TextEvent, TokenInfo
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
+from localllm.schedule.request import FinishReason, TokenEvent
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.stop_strings import StopMatcher

@@ -34,14 +34,14 @@ from localllm.attach.messages import (
     Write,
     Wrote,
 )
-from localllm.engine.listener import LOGGED, Listener
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError
 from localllm.hub.checkpoint import FoundModel
 from localllm.hub.generation_config import read_generation_config
+from localllm.operators.listener import LOGGED, Listener
 from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 from localllm.text.template_files import read_chat_templates
 from localllm.text.tokenizer import Tokenizer

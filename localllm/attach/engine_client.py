@@ -33,12 +33,12 @@ from localllm.attach.messages import (
     Submit,
 )
 from localllm.engine.config import EngineConfig
-from localllm.engine.listener import Tell
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
+from localllm.operators.listener import Tell
 from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from localllm.attach.messages import (
     Reply,
     Stop,
 )
-from localllm.engine.listener import Listener
 from localllm.errors import DeviceError, LocalLLMError
 from localllm.hub.checkpoint import open_checkpoint
+from localllm.operators.listener import Listener
 from localllm.process.ending import end_with
 from localllm.process.frames import Unpacker
 from localllm.process.log_rate import LogRate

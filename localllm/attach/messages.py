@@ -8,11 +8,11 @@ from typing import Annotated, get_args
 
 from localllm.answer.completion import TextEvent
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 from localllm.process.frames import Codec
 from localllm.process.limits import AtMost, Within
 from localllm.process.messages import Failed
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 from localllm.untrusted.messages import TextJob, TextResult
 

@@ -18,9 +18,9 @@ from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.attach.openai_chunks import Chunk, Usage
 from localllm.attach.openai_client import SILENCE_S, Endpoint, Reply
 from localllm.attach.unsplit_thoughts import UnsplitThoughts
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked, Conversation, Prompt, Text
 from localllm.text.thinking import Split
 

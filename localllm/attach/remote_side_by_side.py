@@ -5,8 +5,8 @@ from collections import deque
 
 from localllm.answer.side_by_side import Answering
 from localllm.attach.remote import RemoteModel
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import BusyError, ExitCode, LocalLLMError, RequestError, TemplateError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked
 
 _LOOK_S = 0.05

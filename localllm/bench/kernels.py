@@ -15,20 +15,20 @@ from torch import Tensor
 from localllm.bench.operators import Case, operator_row
 from localllm.bench.results import Result, Suite
 from localllm.cost.rates import Rates, measure_rates
-from localllm.engine.graph_timer import GraphTimer, Timer
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.block import LinearGroup
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.operators.graph_timer import GraphTimer, Timer
 from localllm_kernels import TORCH_OPS, triton_ops
-from localllm_kernels.choice import Choice
-from localllm_kernels.fp8_matmul import fp8_matmul
-from localllm_kernels.int4_matmul import MAX_TILE_ROWS, int4_matmul
-from localllm_kernels.int4_weight import PackedInt4
-from localllm_kernels.int8_matmul import int8_matmul
-from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
-from localllm_kernels.launch import Workspace
-from localllm_kernels.sample import SamplingRows, sample
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
+from localllm_kernels.compiling.choice import Choice
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.products.fp8_matmul import fp8_matmul
+from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS, int4_matmul
+from localllm_kernels.products.int4_weight import PackedInt4
+from localllm_kernels.products.int8_matmul import int8_matmul
+from localllm_kernels.sampling.sample import SamplingRows, sample
 
 ROWS = (1, 16, 64, 512)
 GROUP = 128

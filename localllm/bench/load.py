@@ -9,7 +9,7 @@ from localllm.bench.results import Result, Suite, percentile
 from localllm.bench.subject import Subject
 from localllm.bench.workload import LoadRequest, Mix
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 # Poisson arrivals at these shares of the throughput that the engine reaches with a full queue.

@@ -22,8 +22,8 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import dense_weight
 from localllm_kernels import TORCH_OPS, Ops
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.traits import Arithmetic
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.compiling.traits import Arithmetic
 
 ROWS = (1, 16, 512)
 CONTEXT = 1024

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from localllm.bench.prefix import new_request
 from localllm.bench.results import Result, Suite
 from localllm.bench.workload import Mix
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.scheduler import SampledToken, Scheduler, SchedulerConfig
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.scheduler import SampledToken, Scheduler, SchedulerConfig
 
 MIX = Mix(num_requests=256, mean_prompt=400, mean_new=200)  # about 500 tokens in the cache
 BLOCK_SIZES = (16, 32)

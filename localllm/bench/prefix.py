@@ -9,11 +9,11 @@ from collections.abc import Callable
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.subject import Subject
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.request import Request
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, Scheduler, SchedulerConfig
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, Scheduler, SchedulerConfig
 
 SHARED = 0.9
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import accept_draft
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledBatch
+from localllm.schedule.runner import Launched, Runner
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledBatch
 
 
 class ScriptedRunner:

@@ -13,13 +13,13 @@ from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
 from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
+from localllm.drafting.speculation import Speculator
+from localllm.drafting.suffix_index import SuffixIndex
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import Scheduler
-from localllm.engine.speculation import Speculator
-from localllm.engine.suffix_index import SuffixIndex
 from localllm.hub.catalog import BUILT_IN_MODEL
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import Scheduler
 from localllm.text.tokenizer import Tokenizer
 
 # Maximum tokens of a prompt: enough for what the answer repeats.

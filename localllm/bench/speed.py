@@ -11,8 +11,8 @@ from localllm.bench.results import Result, Spread, Suite, percentile
 from localllm.bench.subject import Subject
 from localllm.cost.rates import Rates, Roofline, measure_rates
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
+from localllm.schedule.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

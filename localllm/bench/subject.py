@@ -13,6 +13,7 @@ import torch
 from localllm.answer.drafters import find_drafters
 from localllm.answer.opening import load_draft_model
 from localllm.cost.rates import ModelWork
+from localllm.drafting.speculation import Speculator
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import (
@@ -22,7 +23,6 @@ from localllm.engine.loading import (
     load_decoder,
     select_device,
 )
-from localllm.engine.speculation import Speculator
 from localllm.errors import RequestError
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog_shape import catalog_shape
@@ -32,8 +32,8 @@ from localllm.model.blocks.block import RowBytes
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm_kernels.kv_cache import row_bytes
-from localllm_kernels.traits import Arithmetic
+from localllm_kernels.attention.kv_cache import row_bytes
+from localllm_kernels.compiling.traits import Arithmetic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from localllm import bench as own_package
 
 ROOT = Path(own_package.__file__).parents[1]
-EDITED, CODE = "engine/scheduler.py", "model/packed/int4_schemes.py"
+EDITED, CODE = "schedule/scheduler.py", "model/packed/int4_schemes.py"
 # In the edited file one name is replaced, and a line is added after every twelve.
 _RENAMED = ("block", "page")
 _LINES_TO_A_NEW_ONE = 12

@@ -10,7 +10,7 @@ import torch
 
 from localllm.bench.results import percentile
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from localllm.bench.results import Result, Suite
 from localllm.bench.speculation import make_scripts
 from localllm.bench.subject import Subject
 from localllm.engine.engine import Engine
-from localllm.engine.request import TokenEvent
-from localllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams
-from localllm.engine.scheduler import Scheduler
+from localllm.schedule.request import TokenEvent
+from localllm.schedule.sampling_params import MAX_LOGPROBS, SamplingParams
+from localllm.schedule.scheduler import Scheduler
 
 # Chunk size of the runs that prefill in chunks.
 CHUNK_TOKENS = 48

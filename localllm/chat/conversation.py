@@ -12,9 +12,9 @@ from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.chat.cache_report import CacheKind, CacheReport, report_cache
 from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Asked, ChatMessage, Conversation, Prompt, Text, ThinkLevel
 
 # Turns at the end of a conversation that a summary leaves as they are.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.chat.transcript import Turn, make_title
-from localllm.engine.request import FinishReason
+from localllm.schedule.request import FinishReason
 
 # The largest number that is accepted; SQLite can still count on from it.
 _MAX_COUNT = 1 << 53

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.engine.request import FinishReason
+from localllm.schedule.request import FinishReason
 from localllm.text.prompt import ChatMessage
 
 # The question that is kept with a summary in place of older turns.

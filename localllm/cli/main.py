@@ -17,29 +17,29 @@ from typing import Annotated, cast
 import typer
 
 from localllm import __version__
-from localllm.cli.bench import bench
-from localllm.cli.cache import cache
-from localllm.cli.chat import chat
-from localllm.cli.completion import PROGRAM, complete_in, names_shell
-from localllm.cli.config import config, flag_defaults
-from localllm.cli.doctor import doctor
-from localllm.cli.eval import evaluate_model
-from localllm.cli.examples import examples
-from localllm.cli.help import ALIASES, Command, Group
-from localllm.cli.launch import launch
-from localllm.cli.limits import limits
-from localllm.cli.ls import ls
-from localllm.cli.origins import origin
-from localllm.cli.output import StdoutClosedError, print_error
-from localllm.cli.plan import plan
-from localllm.cli.ps import ps, stop
-from localllm.cli.pull import pull
-from localllm.cli.quantize import quantize
-from localllm.cli.rm import rm
-from localllm.cli.serve import serve
-from localllm.cli.sessions import sessions
-from localllm.cli.show import show
-from localllm.cli.warm import warm
+from localllm.cli.bench.command import bench
+from localllm.cli.bench.eval import evaluate_model
+from localllm.cli.chat.command import chat
+from localllm.cli.chat.sessions import sessions
+from localllm.cli.draw.examples import examples
+from localllm.cli.draw.help import ALIASES, Command, Group
+from localllm.cli.draw.output import StdoutClosedError, print_error
+from localllm.cli.flags.origins import origin
+from localllm.cli.machine.completion import PROGRAM, complete_in, names_shell
+from localllm.cli.machine.config import config, flag_defaults
+from localllm.cli.machine.doctor import doctor
+from localllm.cli.models.cache import cache
+from localllm.cli.models.ls import ls
+from localllm.cli.models.plan import plan
+from localllm.cli.models.pull import pull
+from localllm.cli.models.rm import rm
+from localllm.cli.models.show import show
+from localllm.cli.quantize.command import quantize
+from localllm.cli.serve.command import serve
+from localllm.cli.serve.launch import launch
+from localllm.cli.serve.limits import limits
+from localllm.cli.serve.ps import ps, stop
+from localllm.cli.serve.warm import warm
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.process.ending import end_in_time

@@ -16,9 +16,10 @@ from localllm.answer.drafters import find_head_apart, is_assistant, vocabularies
 from localllm.cost.gpus import PCIE_4_BYTES_PER_S, GpuCard
 from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
+from localllm.drafting.head_source import find_head, head_memory
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.engine.expert_memory import expert_sizes, plan_experts
-from localllm.engine.head_source import find_head, head_memory
 from localllm.engine.loading import (
     KV_DTYPES,
     free_bytes,
@@ -27,7 +28,6 @@ from localllm.engine.loading import (
     total_bytes,
 )
 from localllm.engine.memory import MemoryPlan, plan_memory
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.files.json_file import read_json_object
@@ -50,8 +50,8 @@ from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm_kernels.kv_cache import row_bytes
-from localllm_kernels.traits import Traits, WeightLayout, find_traits
+from localllm_kernels.attention.kv_cache import row_bytes
+from localllm_kernels.compiling.traits import Traits, WeightLayout, find_traits
 
 # Assumed of a GPU's nominal memory: the share that is free for a program, and what a display, its
 # desktop and the driver take at least.

@@ -15,10 +15,10 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from localllm.engine.device import seconds_on_gpu
 from localllm.model.architecture import HEAD, Architecture
 from localllm.model.blocks.block import RowBytes, Work, read_share
-from localllm_kernels.traits import Arithmetic
+from localllm.operators.device import seconds_on_gpu
+from localllm_kernels.compiling.traits import Arithmetic
 
 # Larger than the caches of processors; on a GPU large enough to take most of a millisecond, so that
 # the launch is negligible.

@@ -78,7 +78,7 @@ def predict_decode(
 
     `linear_bytes`: stored bytes of a linear by name, also for `lm_head`; `is_fused`: whether the
     products compute norms, gate and residual too, as those with 4-bit weights do; `instructions`:
-    per weight of a product, if they were counted (`localllm_kernels._sass`).
+    per weight of a product, if they were counted (`localllm_kernels.compiling.machine_code`).
     """
     architecture, counted = work.architecture, instructions or {}
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, brief
 from localllm.model.blocks.block import STATE_DTYPES, StateDType
 from localllm.model.config_fields import DTYPES

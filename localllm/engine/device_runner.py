@@ -13,12 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
-from localllm.engine.request import TokenLogprobs
-from localllm.engine.runner import HeadDraft, Launched, copy_blocks, own_tables, wanted_taps
+from localllm.engine.model_runner import own_tables, wanted_taps
 from localllm.engine.sampler import accept_draft
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
 from localllm.engine.slots import Slots
 from localllm.engine.step_inputs import (
     DeviceInputs,
@@ -35,8 +31,13 @@ from localllm.engine.token_masks import find_masks, forbid
 from localllm.engine.warm_steps import WarmStep, warm_steps
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm_kernels.choice import LOOKING
-from localllm_kernels.driver import KernelCompiledError, stopping_at_compilation
+from localllm.operators.device import CaptureError, Device, is_fatal, is_out_of_memory
+from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.runner import HeadDraft, Launched
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
+from localllm_kernels.compiling.choice import LOOKING
+from localllm_kernels.compiling.driver import KernelCompiledError, stopping_at_compilation
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ class DeviceRunner:
     def _launch(self, batch: ScheduledBatch) -> Launched:
         self._turn = 1 - self._turn
         self._slots.admit(batch)
-        copy_blocks(self._kv_cache, self._tables, batch.block_copies)
+        self._kv_cache.copy_blocks(self._tables, batch.block_copies)
         self._write_states(batch)
         # What is captured has no more taps than the runner.
         padded = None if batch.scores_prompts else padded_shape(batch, self._sizes)

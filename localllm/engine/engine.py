@@ -5,24 +5,24 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from localllm.engine.device import is_fatal, is_out_of_memory
+from localllm.drafting.speculation import Speculator
 from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
-from localllm.engine.grammar_turns import GrammarTurns
-from localllm.engine.matcher import Matcher
-from localllm.engine.pacing import Pacer
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer
-from localllm.engine.prompt_scores import PromptScores
-from localllm.engine.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
-from localllm.engine.request_check import EngineLimits
-from localllm.engine.runner import Runner
 from localllm.engine.sampler import sample_seed
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch, Scheduler
-from localllm.engine.snapshots import spread
-from localllm.engine.speculation import Speculator
 from localllm.errors import DeviceError, RequestError
+from localllm.operators.device import is_fatal, is_out_of_memory
+from localllm.schedule.grammar_turns import GrammarTurns
+from localllm.schedule.matcher import Matcher
+from localllm.schedule.pacing import Pacer
+from localllm.schedule.prompt_scores import PromptScores
+from localllm.schedule.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
+from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.runner import Runner
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch, Scheduler
+from localllm.schedule.snapshots import spread
 
 if TYPE_CHECKING:
     from torch import Tensor

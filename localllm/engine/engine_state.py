@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localllm.engine.request import TokenEvent
-from localllm.engine.runner import Launched
-from localllm.engine.scheduler import ScheduledBatch
 from localllm.errors import DeviceError
+from localllm.schedule.request import TokenEvent
+from localllm.schedule.runner import Launched
+from localllm.schedule.scheduler import ScheduledBatch
 
 
 class InFlight(NamedTuple):

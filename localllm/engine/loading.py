@@ -11,21 +11,18 @@ from pathlib import Path
 import torch
 
 from localllm import __version__
-from localllm.engine.assistant_drafter import AssistantDrafter
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
+from localllm.drafting.assistant_drafter import AssistantDrafter
+from localllm.drafting.draft_lengths import DraftLengths
+from localllm.drafting.draft_model import DraftModel
+from localllm.drafting.drafter import Drafter
+from localllm.drafting.head_drafter import HeadDrafter
+from localllm.drafting.head_source import HeadMemory, find_head, head_memory, is_named
+from localllm.drafting.ngram import NgramDrafter
+from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.config import EngineConfig
-from localllm.engine.cpu_products import make_products_reproducible, products_ignore_threads
-from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.draft_lengths import DraftLengths
-from localllm.engine.draft_model import DraftModel
-from localllm.engine.drafter import Drafter
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
-from localllm.engine.head_drafter import HeadDrafter
-from localllm.engine.head_source import HeadMemory, find_head, head_memory, is_named
-from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import (
     MemoryPlan,
     describe_taken,
@@ -33,24 +30,13 @@ from localllm.engine.memory import (
     reconcile,
     slot_sizes,
 )
-from localllm.engine.ngram import NgramDrafter
-from localllm.engine.operator_case import Sizes
-from localllm.engine.operator_check import CheckRequest
-from localllm.engine.operator_choice import choose_operators
-from localllm.engine.pacing import Pacer
+from localllm.engine.model_runner import ModelRunner
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer
-from localllm.engine.request_check import EngineLimits
-from localllm.engine.runner import HeadRunner, ModelRunner
-from localllm.engine.scheduler import Scheduler, SchedulerConfig
-from localllm.engine.snapshots import Snapshots
-from localllm.engine.speculation import Proposer, Speculator
 from localllm.engine.step_inputs import graph_rows
-from localllm.engine.step_times import StepTimes
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
-from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError, CheckpointError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
@@ -67,11 +53,26 @@ from localllm.model.weights import (
     load_model,
     open_source,
 )
+from localllm.operators.case import Sizes
+from localllm.operators.check import CheckRequest
+from localllm.operators.choice import choose_operators
+from localllm.operators.cpu_products import make_products_reproducible, products_ignore_threads
+from localllm.operators.device import CudaDevice, prepare
+from localllm.operators.listener import LOGGED, Listener
+from localllm.operators.tuning import TuningFile, tune
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.pacing import Pacer
+from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.runner import HeadRunner
+from localllm.schedule.scheduler import Scheduler, SchedulerConfig
+from localllm.schedule.snapshots import Snapshots
+from localllm.schedule.step_times import StepTimes
 from localllm.user.places import cache_folder, prefix_folder
 from localllm_kernels import select_ops
-from localllm_kernels.choice import ALL_OWN, Choice
-from localllm_kernels.kv_cache import row_bytes
-from localllm_kernels.tunings import Tunings
+from localllm_kernels.attention.kv_cache import row_bytes
+from localllm_kernels.compiling.choice import ALL_OWN, Choice
+from localllm_kernels.compiling.tunings import Tunings
 
 logger = logging.getLogger(__name__)
 

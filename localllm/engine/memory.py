@@ -8,14 +8,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localllm.engine.block_group import most_blocks
+from localllm.drafting.speculation import MAX_DRAFTED_TOKENS
 from localllm.engine.config import EngineConfig
-from localllm.engine.listener import MEMORY
-from localllm.engine.snapshots import snapshots_per_step
-from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.block import RowBytes
+from localllm.operators.listener import MEMORY
+from localllm.schedule.block_group import most_blocks
+from localllm.schedule.snapshots import snapshots_per_step
 
 
 @dataclass(frozen=True, slots=True)

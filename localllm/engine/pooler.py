@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localllm.engine.request import Request
-from localllm.engine.sampling_params import Pooling
-from localllm.engine.scheduler import ScheduledBatch
 from localllm.model.decoder import DecoderModel
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import Pooling
+from localllm.schedule.scheduler import ScheduledBatch
 
 
 class Pooler:

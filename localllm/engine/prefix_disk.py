@@ -25,11 +25,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.shared_count import BusyError, shared_count
-from localllm.engine.snapshots import Snapshots
 from localllm.files.private_files import PART_SUFFIX, new_private, open_private, private_folder
 from localllm.model.inputs import PagedKVCache
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.shared_count import BusyError, shared_count
+from localllm.schedule.snapshots import Snapshots
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localllm.engine.prompt_scores import PromptScores
-from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.decoder import DecoderModel
+from localllm.schedule.prompt_scores import PromptScores
+from localllm.schedule.scheduler import ScheduledBatch, ScheduledRequest
 
 # Rows of logits held at once, which limits memory.
 _ROWS = 32

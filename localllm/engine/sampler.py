@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from localllm.engine.request import Request, TokenLogprobs
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledRequest
+from localllm.schedule.request import Request, TokenLogprobs
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledRequest
 from localllm_kernels import Ops
 
 _MASK64 = (1 << 64) - 1

@@ -8,7 +8,7 @@ from torch import Tensor
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
-from localllm_kernels.state_cache import StateSlots
+from localllm_kernels.recurrence.state_cache import StateSlots
 
 BLOCK_SIZE = 16
 # Tokens in one forward pass, and rows of logits held at once; both limit memory.

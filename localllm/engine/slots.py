@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.request import Request
 from localllm.engine.sampler import MIN_TEMPERATURE, has_penalties
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
-from localllm_kernels.sample import Biases, Penalties
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch
+from localllm_kernels.sampling.sample import Biases, Penalties
 
 _Array = npt.NDArray[np.generic]
 

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.batching import sampled_rows, state_slots, within
-from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.batching import state_slots
 from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch, GroupTables
-from localllm_kernels.sample import Drafts, SamplingRows
-from localllm_kernels.state_cache import StateTables
+from localllm.schedule.rows import sampled_rows, within
+from localllm.schedule.scheduler import ScheduledBatch
+from localllm_kernels.recurrence.state_cache import StateTables
+from localllm_kernels.sampling.sample import Drafts, SamplingRows
 
 # Steps with up to this many tokens per request are captured too: drafts, and the ends of prompts.
 MAX_WINDOW = 16

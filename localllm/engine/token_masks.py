@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.scheduler import ScheduledRequest
 from localllm.errors import RequestError
+from localllm.schedule.scheduler import ScheduledRequest
 
 WORD_BITS = 32
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import has_file
 from localllm.model.config_fields import read_token_ids
+from localllm.schedule.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from localllm.engine.sampling_params import Pooling
 from localllm.errors import CheckpointError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import has_file
 from localllm.hub.sentence_modules import read_modules
 from localllm.model.architecture import Architecture
+from localllm.schedule.sampling_params import Pooling
 from localllm.text.pair_prompt import QWEN3_ANSWERS, PairWriter
 from localllm.text.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.linear import Projection
-from localllm_kernels.capped import capped
+from localllm_kernels.attention.capped import capped
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The inputs of a forward pass besides the weights: one batch, and the paged KV cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from localllm.model.architecture import Architecture, SlotSizes
-from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
-from localllm_kernels.state_cache import StateCache, States
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache
+from localllm_kernels.recurrence.state_cache import StateCache, States
 
 # So much is written at once where it is allocated, so that no step waits for memory: a new block
 # has dozens of pages, and the first write of each takes up to 0.15 ms in a virtual machine.
@@ -123,6 +123,15 @@ class PagedKVCache:
         """Copy a whole block in all layers of a group."""
         for part in _parts(self.stacks[group]):
             part[:, target] = part[:, source]
+
+    def copy_blocks(self, tables: Sequence[int], copies: Iterable[tuple[int, int, int]]) -> None:
+        """Make copies, in order, of blocks of a table in every group that uses it: (table, source,
+        target). `tables`: the table that each group uses.
+        """
+        for copied, source, target in copies:
+            for group, table in enumerate(tables):
+                if table == copied:
+                    self.copy_block(group, source, target)
 
     def block_bytes(self, group: int) -> int:
         """Bytes of one block, over all layers of a group."""

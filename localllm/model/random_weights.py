@@ -16,7 +16,7 @@ from torch import Tensor
 from localllm.model.architecture import HEAD, Architecture
 from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
 from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.traits import WeightLayout
+from localllm_kernels.compiling.traits import WeightLayout
 
 WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4", "mxfp4-experts"]
 WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)

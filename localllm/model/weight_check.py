@@ -16,7 +16,7 @@ from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
 
 if TYPE_CHECKING:
-    from localllm_kernels.traits import WeightLayout
+    from localllm_kernels.compiling.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored with the weights, although they follow from the config; and scales

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from localllm.answer.loaded_model import LoadedModel
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 from localllm.quantize.dataset import fetch_dataset_text
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 from localllm.text.tokenizer import Tokenizer
 

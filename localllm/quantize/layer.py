@@ -26,7 +26,7 @@ from localllm.quantize.grid import Grid, fit_grid, relative_error
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
-from localllm_kernels.gate import GateKind
+from localllm_kernels.pointwise.gate import GateKind
 
 # Fewer rows than this say too little about an expert's inputs.
 LEAST_ROWS = 128

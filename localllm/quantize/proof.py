@@ -11,14 +11,14 @@ from torch import Tensor
 from localllm.answer.evaluation import Evaluation, Tally
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.opening import open_model
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError
 from localllm.model.rope import RopeTables
 from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
 from localllm.quantize.stream import CalibrationStream
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Text
 from localllm_kernels import Ops
 

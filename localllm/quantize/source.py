@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from localllm.engine.head_source import find_head
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.head_source import find_head
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.catalog import resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint

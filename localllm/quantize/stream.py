@@ -14,8 +14,8 @@ from localllm.model.norm import Norm
 from localllm.model.rope import RopeTables
 from localllm.model.weights import WeightReader
 from localllm_kernels import TORCH_OPS, Ops
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.recurrence.state_cache import StateCache, StateSlots
 
 # Tokens that are in a layer at once; they bound the memory besides the layer itself.
 BATCH_TOKENS = 4096

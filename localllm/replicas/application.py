@@ -16,8 +16,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.replicas.client import ReplicasClient

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from localllm.attach.engine_client import State
 from localllm.attach.messages import ModelInfo, Stats
-from localllm.engine.block_pool import hash_block
 from localllm.replicas.affinity import BLOCK_TOKENS
+from localllm.schedule.block_pool import hash_block
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from ray.serve.handle import DeploymentHandle
 from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import EngineDownError, QueueFullError, State
 from localllm.attach.messages import COMMANDS, REPLIES, Events, ModelInfo, Stats, Submit
-from localllm.engine.sampling_params import SamplingParams
 from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.replicas.ask import Ask, Report, keys_of
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)

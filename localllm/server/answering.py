@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import EngineDownError, QueueFullError
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
 from localllm.hub.checkpoint import Checkpoint
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.hub.reranker_files import Reranker
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.server.choice import AnswerWriter
 from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines

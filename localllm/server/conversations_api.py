@@ -26,8 +26,8 @@ from localllm.chat.store import (
     check_name,
 )
 from localllm.chat.transcript import Transcript, Turn
-from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, LocalLLMError, RequestError
+from localllm.schedule.request import FinishReason
 from localllm.server.body import Body, Name, WholeBody
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS

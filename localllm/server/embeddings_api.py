@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, PlainValidator, WithJsonSchema
 from starlette.responses import Response
 
-from localllm.engine.sampling_params import Pooling
+from localllm.schedule.sampling_params import Pooling
 from localllm.server.answering import Answering
 from localllm.server.body import Name, WholeBody
 from localllm.server.limits import LIMITS

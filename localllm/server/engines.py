@@ -6,7 +6,7 @@ from typing import Protocol
 from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import State
 from localllm.attach.messages import ModelInfo, Stats
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 
 

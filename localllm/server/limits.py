@@ -3,7 +3,7 @@
 import resource
 from dataclasses import dataclass, fields
 
-from localllm.engine.sampling_params import (
+from localllm.schedule.sampling_params import (
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROBS,
     MAX_NUM_SAMPLES,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localllm.answer.completion import TextEvent
-from localllm.engine.request import DraftCount
+from localllm.schedule.request import DraftCount
 from localllm.server.engines import Engines
 
 _PREFIX = "localllm:"

@@ -11,8 +11,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, RequestError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.server.answering import Answering, Question
 from localllm.server.openai_writer import Echo, Kind, OpenAIWriter
 from localllm.server.refusals import RefusedError, invalid, refusal_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent, TokenInfo
-from localllm.engine.prompt_scores import read_scores
-from localllm.engine.request import FinishReason
+from localllm.schedule.prompt_scores import read_scores
+from localllm.schedule.request import FinishReason
 from localllm.server.choice import Choice, Frame, Usage
 from localllm.server.guard import Refusal
 from localllm.server.token_texts import Shown, TextOffsets, TokenTexts

@@ -7,9 +7,9 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from localllm.attach.engine_client import EngineDownError, QueueFullError
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import Pooling, SamplingParams
 from localllm.errors import LocalLLMError
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import Pooling, SamplingParams
 from localllm.server.answering import Answering
 from localllm.server.choice import Usage
 from localllm.server.guard import busy_key

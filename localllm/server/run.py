@@ -14,9 +14,9 @@ import uvicorn
 from localllm.attach.addresses import address_of
 from localllm.attach.engine_client import EngineClient
 from localllm.attach.server_records import OwnServer, recorded
-from localllm.engine.listener import Tell
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
+from localllm.operators.listener import Tell
 from localllm.process.ending import ENDS_S
 from localllm.process.log_rate import LogRate
 from localllm.process.memory import return_large_blocks

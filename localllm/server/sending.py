@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.answer.completion import TextEvent
-from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
+from localllm.schedule.request import FinishReason
 from localllm.server.choice import AnswerWriter, Frame
 from localllm.server.engines import AnswerStream
 from localllm.server.guard import Refusal

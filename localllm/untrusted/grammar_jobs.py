@@ -5,11 +5,11 @@ from functools import partial
 
 from llguidance import LLMatcher, LLTokenizer
 
-from localllm.engine.form_ends import FormEnds
-from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.vocabulary import single_token
 from localllm.process.memory import resident_bytes, return_freed
+from localllm.schedule.form_ends import FormEnds
+from localllm.schedule.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar, Work
 from localllm.untrusted.worker_process import Jobs
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from localllm.answer.opening import open_model
 from localllm.chat.conversation import ChatSession
-from localllm.cli.render import Shown
-from localllm.cli.repl import Repl
+from localllm.cli.draw.render import Shown
+from localllm.cli.repl.repl import Repl
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.engine.memory import MemoryPlan, plan_memory
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import (
     CatalogError,
     CheckpointError,

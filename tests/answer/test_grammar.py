@@ -17,7 +17,7 @@ from tokenizers import decoders, models
 
 from localllm import LLM
 from localllm.answer.grammar_compiler import GrammarCompiler, check_grammar, is_matched
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.text.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, Grammar

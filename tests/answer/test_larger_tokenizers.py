@@ -11,7 +11,7 @@ from checkpoints import tiny_config, write_checkpoint
 
 from localllm import LLM
 from localllm.answer.completion import Completion
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
 
 PICTURE, PADDING = "<image_soft_token>", "[PAD]"

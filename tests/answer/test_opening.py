@@ -12,8 +12,8 @@ from localllm import LLM, SamplingParams
 from localllm.answer.llm import DEFAULT_CHAT_TOKENS, DEFAULT_TEXT_TOKENS
 from localllm.answer.opening import open_model
 from localllm.chat.conversation import ChatSession
-from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import ContextLengthError, RequestError, StepMemoryError
+from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.text.prompt import Text
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -8,9 +8,9 @@ import pytest
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm import LLM
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Conversation, Text
 
 # It panics on a text that is nothing but such letters.

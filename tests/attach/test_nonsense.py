@@ -10,10 +10,10 @@ import pytest
 from localllm.attach.attached import AttachedEngine, ask_engine
 from localllm.attach.messages import COMMANDS, REPLIES, Hello, ModelInfo, Ping, Wrote
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
 from localllm.hub.checkpoint import find_model
 from localllm.process.messages import Failed
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 from localllm.untrusted.messages import OpenTexts, TokenCount
 from localllm.untrusted.worker import StoppedError, Worker

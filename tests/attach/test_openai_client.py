@@ -26,8 +26,8 @@ from localllm.attach.openai_client import Endpoint
 from localllm.attach.remote import open_remote
 from localllm.bench.remote import Server
 from localllm.chat.conversation import ChatSession
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
+from localllm.schedule.sampling_params import SamplingParams
 
 MODELS, CHAT = "/v1/models", "/v1/chat/completions"
 DEEP = b'{"data":' + b"[" * 200_000
@@ -639,7 +639,7 @@ def test_an_encrypted_connection_is_bounded_and_cut_as_others_are(
 
 def test_only_who_asks_a_server_loads_the_client() -> None:
     code = (
-        "import sys, localllm.cli.main, localllm.cli.ask_once, localllm.cli.repl, "
+        "import sys, localllm.cli.main, localllm.cli.chat.ask_once, localllm.cli.repl.repl, "
         "localllm.chat.conversation, localllm.hub.download; print('httpx' in sys.modules)"
     )
     done = subprocess.run(

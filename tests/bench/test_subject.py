@@ -11,13 +11,13 @@ from checkpoints import tiny_config, write_checkpoint
 
 from localllm.bench.subject import Subject, open_random, open_subject
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CatalogError
 from localllm.hub.catalog import CatalogEntry, load_catalog
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
 from localllm.model.per_layer_inputs import TABLE
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
+from localllm.schedule.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import pytest
 
 from localllm.answer.completion import Completion, Sample
 from localllm.chat.cache_report import CacheKind, report_cache
-from localllm.cli.figures import describe_cache
+from localllm.cli.draw.figures import describe_cache
 
 KEPT = "earlier requests to the engine that is kept loaded"
 TOKENS = list(range(1000))

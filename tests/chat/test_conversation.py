@@ -12,13 +12,13 @@ from localllm import LLM, SamplingParams
 from localllm.answer.opening import open_model
 from localllm.chat.conversation import ChatSession
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.render import Shown
-from localllm.cli.repl import Repl
-from localllm.cli.slash_turns import edit
+from localllm.cli.draw.render import Shown
+from localllm.cli.repl.repl import Repl
+from localllm.cli.repl.slash_turns import edit
 from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_engine
-from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, GpuMemoryError, RequestError
+from localllm.schedule.request import FinishReason
 from localllm.text.prompt import Text
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

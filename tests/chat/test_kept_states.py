@@ -8,7 +8,7 @@ from every_family import small_config
 
 from localllm import LLM, SamplingParams
 from localllm.chat.conversation import ChatSession
-from localllm.cli.figures import describe_cache
+from localllm.cli.draw.figures import describe_cache
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 

@@ -16,8 +16,8 @@ from localllm.chat.database import MIGRATIONS, DamagedError, set_aside
 from localllm.chat.recorder import Recorder
 from localllm.chat.store import ConflictError, SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, RequestError
+from localllm.schedule.request import FinishReason
 from localllm.user.places import sessions_file
 
 FIRST = Turn("How are you?", "pocket", "Fine.", "Hm.", FinishReason.STOP, (1, 2, 3))

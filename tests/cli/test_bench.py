@@ -21,8 +21,8 @@ from localllm.bench.contended import busy_processes
 from localllm.bench.plot import check_plot, write_plot
 from localllm.bench.report import Report
 from localllm.bench.results import Result, Spread
-from localllm.cli.bench_flags import parse_counts
-from localllm.cli.bench_table import bar, report_text
+from localllm.cli.bench.flags import parse_counts
+from localllm.cli.bench.table import bar, report_text
 from localllm.errors import ExitCode, RequestError
 
 Run = Callable[..., Any]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from localllm import LLM
-from localllm.cli.chat_words import choose_model_and_prompt
-from localllm.cli.output import show_controls
+from localllm.cli.chat.words import choose_model_and_prompt
+from localllm.cli.draw.output import show_controls
 from localllm.errors import ExitCode, RequestError
 
 ROOT = Path(__file__).parents[2]

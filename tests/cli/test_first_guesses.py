@@ -14,7 +14,7 @@ from window import Open
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.foreign_flags import translated
+from localllm.cli.flags.foreign import translated
 from localllm.cli.main import app
 from localllm.errors import CatalogError, ExitCode
 from localllm.hub.catalog import CatalogEntry, is_model_name, load_catalog, resolve_model

@@ -2,8 +2,8 @@
 
 import pytest
 
-from localllm.cli.flag_values import parse_context, parse_size
-from localllm.cli.sampling_flags import SamplingFlags
+from localllm.cli.flags.sampling_flags import SamplingFlags
+from localllm.cli.flags.values import parse_context, parse_size
 from localllm.errors import RequestError
 
 

@@ -9,9 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from localllm.cli.chat_flags import ChatFlags
-from localllm.cli.flags import Flags, only, option, takes_flags
-from localllm.cli.help import Command
+from localllm.cli.chat.flags import ChatFlags
+from localllm.cli.draw.help import Command
+from localllm.cli.flags.groups import Flags, only, option, takes_flags
 from localllm.cli.main import app as localllm_app
 from localllm.user.places import config_file
 

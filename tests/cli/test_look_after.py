@@ -11,11 +11,11 @@ import torch
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli import warm
-from localllm.engine.verdict import Outcome, Verdict, VerdictFile
+from localllm.cli.serve import warm
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm.user.places import cache_folder, sessions_file
-from localllm_kernels.choice import Piece
+from localllm_kernels.compiling.choice import Piece
 
 Run = Callable[..., Any]
 

@@ -10,9 +10,9 @@ import pyte
 import pytest
 from seeds import seeds
 
-from localllm.cli import markdown_stream
-from localllm.cli.markdown import MarkdownRenderer, Row
-from localllm.cli.markdown_stream import MAX_LIVE_ROWS, MarkdownPrinter
+from localllm.cli.draw import markdown_stream
+from localllm.cli.draw.markdown import MarkdownRenderer, Row
+from localllm.cli.draw.markdown_stream import MAX_LIVE_ROWS, MarkdownPrinter
 
 TEXT = (
     "the quick *brown* **fox jumps** over `the lazy` dog [link](http://a.b) snake_case 2 * 3 a|b "

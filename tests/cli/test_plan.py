@@ -14,8 +14,8 @@ from localllm.answer.opening import open_model
 from localllm.bench.subject import open_subject
 from localllm.cost.gpus import GPUS, find_gpu
 from localllm.cost.planning import Machine, machine_with, plan_model, shape_of
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode
 from localllm.hub.catalog import load_catalog, resolve_model
 from localllm.model.families.table import read_architecture

@@ -14,7 +14,7 @@ from fake_hub import COMMIT
 from server.conftest import end, start_server
 
 from localllm.cli.main import app
-from localllm.cli.slash_commands import SLASH_COMMANDS
+from localllm.cli.repl.slash_commands import SLASH_COMMANDS
 from localllm.hub.catalog import load_catalog
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ import pytest
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.line_editor import _open_history
-from localllm.cli.saved import open_recorder
-from localllm.engine.request import FinishReason
+from localllm.cli.chat.saved import open_recorder
+from localllm.cli.repl.line_editor import _open_history
 from localllm.errors import DiskError, ExitCode
 from localllm.files.private_files import write_new, write_private
+from localllm.schedule.request import FinishReason
 from localllm.user.places import config_file, history_file, sessions_file
 
 Run = Callable[..., Any]
@@ -117,7 +117,7 @@ def test_an_export_that_found_no_room_leaves_nothing_in_the_way(
 ) -> None:
     file = tmp_path / "chat.md"
     with monkeypatch.context() as patch:
-        patch.setattr("localllm.cli.files.write_new", without_room(write_new))
+        patch.setattr("localllm.cli.draw.files.write_new", without_room(write_new))
         outcome = localllm("sessions", "export", "talk", str(file))
     assert outcome.code == ExitCode.DISK
     assert f"{file} cannot be written: File too large" in outcome.err
@@ -135,7 +135,7 @@ def test_settings_that_found_no_room_are_as_they_were(
     localllm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert localllm("config", "set", "temp", "0.5").code == 0
-    monkeypatch.setattr("localllm.cli.config.write_private", without_room(write_private))
+    monkeypatch.setattr("localllm.cli.machine.config.write_private", without_room(write_private))
     outcome = localllm("config", "set", "seed", "12345")
     assert outcome.code == ExitCode.DISK
     assert config_file().read_text() == "temp = 0.5\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from checkpoints import tiny_config, write_checkpoint
 
-from localllm.cli.quantize_progress import Clock
+from localllm.cli.quantize.progress import Clock
 from localllm.errors import ExitCode
 from localllm.quantize.estimate import StageSeconds
 

@@ -14,8 +14,8 @@ from window import ROOT, Window
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.engine.request import FinishReason
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.schedule.request import FinishReason
 from localllm.user.places import sessions_file
 
 Run = Callable[..., Any]
@@ -108,13 +108,13 @@ def test_a_question_is_on_disk_while_its_model_is_loaded(
         seen.append(questions("talk"))
         raise LocalLLMError("no room for it")
 
-    monkeypatch.setattr("localllm.cli.chat_request.open_noted", load)
+    monkeypatch.setattr("localllm.cli.chat.request.open_noted", load)
     outcome = localllm("chat", "pocket", "Is it?", "--session", "talk")
     assert outcome.code == ExitCode.FAILURE
     assert seen == [["How are you?", "Is it?"]]
     # What was refused was not asked.
     assert questions("talk") == ["How are you?"]
-    monkeypatch.setattr("localllm.cli.chat_request.open_noted", lambda *_, **__: load_new())
+    monkeypatch.setattr("localllm.cli.chat.request.open_noted", lambda *_, **__: load_new())
 
     def load_new() -> None:
         assert questions("new") == ["Is it?"]

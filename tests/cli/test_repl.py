@@ -13,7 +13,7 @@ import pexpect
 import pytest
 from window import ROOT, Open, Window
 
-from localllm.cli.markdown import MarkdownRenderer
+from localllm.cli.draw.markdown import MarkdownRenderer
 
 ANSWER = """\
 # Title

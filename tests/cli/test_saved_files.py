@@ -16,9 +16,9 @@ from window import Window
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.saved import open_recorder
-from localllm.engine.request import FinishReason
+from localllm.cli.chat.saved import open_recorder
 from localllm.errors import ExitCode
+from localllm.schedule.request import FinishReason
 from localllm.user.places import sessions_file
 
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.cli.serve import _keys_in
+from localllm.cli.serve.command import _keys_in
 from localllm.errors import ExitCode
 from localllm.server.served_name import name_for_clients
 

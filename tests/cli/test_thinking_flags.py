@@ -28,7 +28,7 @@ def say(
         folder = make_checkpoint()
         (folder / "chat_template.jinja").write_text(template)
         model = scripted_model(folder, [answer])
-        monkeypatch.setattr("localllm.cli.chat_request.open_noted", lambda *_, **options: model)
+        monkeypatch.setattr("localllm.cli.chat.request.open_noted", lambda *_, **options: model)
         return localllm("chat", "-p", "hi", *arguments), model
 
     return run
@@ -108,8 +108,8 @@ def test_escape_sequences_go_through_a_pipe_as_they_are(say: Run) -> None:
 def test_a_form_for_one_answer_is_refused_in_a_conversation(
     localllm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localllm.cli.chat_request.is_terminal", lambda stream: True)
-    monkeypatch.setattr("localllm.cli.user_input.is_terminal", lambda stream: True)
+    monkeypatch.setattr("localllm.cli.chat.request.is_terminal", lambda stream: True)
+    monkeypatch.setattr("localllm.cli.chat.user_input.is_terminal", lambda stream: True)
     outcome = localllm("chat", "--json")
     assert outcome.code == ExitCode.USAGE
     assert "need a prompt" in outcome.err

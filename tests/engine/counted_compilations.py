@@ -24,19 +24,19 @@ from engines import VOCAB_SIZE, add
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from localllm.engine.block_group import BlockGroup
-from localllm.engine.block_pool import BlockPool
+from localllm.drafting.ngram import NgramDrafter
+from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
-from localllm.engine.ngram import NgramDrafter
-from localllm.engine.request_check import EngineLimits
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import Scheduler, SchedulerConfig
-from localllm.engine.speculation import Proposer, Speculator
 from localllm.model.families.table import architecture_of
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import load_model
+from localllm.schedule.block_group import BlockGroup
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import Scheduler, SchedulerConfig
 from localllm.text.grammar import Grammar
 from localllm_kernels import triton_ops
 

@@ -9,17 +9,17 @@ from engines import Limits, add, checked_step, load_tiny_model, make_engine, run
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 
-from localllm.engine.device import CaptureError
+from localllm.drafting.speculation import Speculator
 from localllm.engine.engine import Engine
-from localllm.engine.request import TokenEvent
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
+from localllm.operators.device import CaptureError
 from localllm.quantize.recipe import Recipe
+from localllm.schedule.request import TokenEvent
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
 from localllm_kernels import triton_ops
-from localllm_kernels.choice import Choice, Piece
-from localllm_kernels.sample import SamplingRows
+from localllm_kernels.compiling.choice import Choice, Piece
+from localllm_kernels.sampling.sample import SamplingRows
 
 pytestmark = [
     needs_interpreter,

@@ -3,10 +3,10 @@
 from engines import EOS_TOKEN_ID, Limits, checked_step, load_tiny_model, make_engine, run_alone
 from scheduling import counts, make_request, make_scheduler
 
-from localllm.engine.block_group import most_blocks
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken
+from localllm.schedule.block_group import most_blocks
+from localllm.schedule.request import FinishReason, TokenEvent
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken
 
 
 def test_a_step_is_scheduled_while_the_ids_of_the_last_are_on_their_way() -> None:

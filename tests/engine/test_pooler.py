@@ -7,9 +7,9 @@ import pytest
 from engines import Limits, checked_step, load_tiny_model, make_engine
 
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import Pooling, SamplingParams
 from localllm.errors import RequestError
 from localllm.model.decoder import DecoderModel
+from localllm.schedule.sampling_params import Pooling, SamplingParams
 
 EMBEDS = SamplingParams(max_tokens=9, ignore_eos=True, pooling=Pooling("embedding"))
 ANSWERS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

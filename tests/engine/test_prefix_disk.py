@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from localllm.engine.block_pool import BlockPool
 from localllm.engine.prefix_disk import PrefixDisk
-from localllm.engine.shared_count import shared_count
 from localllm.model.inputs import PagedKVCache, empty_cache
+from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.shared_count import shared_count
 
 KEYS = [bytes([i]) * 32 for i in range(8)]
 CPU = torch.device("cpu")
@@ -285,7 +285,7 @@ def test_a_process_that_was_killed_leaves_nothing_that_counts_for_ever(tmp_path:
 def test_a_process_that_is_stopped_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localllm.engine.shared_count._PATIENCE_S", 0.01)
+    monkeypatch.setattr("localllm.schedule.shared_count._PATIENCE_S", 0.01)
     folder = tmp_path / "kept"
     kept = Kept(folder)
     with shared_count(folder / "bytes"):

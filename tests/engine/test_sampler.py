@@ -6,7 +6,6 @@ import pytest
 import torch
 from scheduling import caught_up
 
-from localllm.engine.request import Request
 from localllm.engine.sampler import (
     apply_penalties,
     filter_min_p,
@@ -16,9 +15,10 @@ from localllm.engine.sampler import (
     sample_seed,
     sample_tokens,
 )
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
 from localllm_kernels import TORCH_OPS
-from localllm_kernels.gumbel_argmax import gumbel_noise
+from localllm_kernels.sampling.gumbel_argmax import gumbel_noise
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 3.0])
 # Probabilities a half, a quarter, an eighth, an eighth.

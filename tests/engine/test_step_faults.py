@@ -8,13 +8,13 @@ import torch
 from drafting import oracle_speculator
 from engines import Limits, load_tiny_model, make_engine, run_alone
 
-from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.engine import Engine
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.runner import Launched
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
 from localllm.errors import DeviceError, ExitCode
+from localllm.operators.device import is_fatal, is_out_of_memory
+from localllm.schedule.request import FinishReason, TokenEvent
+from localllm.schedule.runner import Launched
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=6)
 SMALL, LARGE = list(range(3, 20)), [3 + i % 200 for i in range(150)]

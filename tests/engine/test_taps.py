@@ -15,12 +15,12 @@ from recording_device import RecordingDevice
 from torch import Tensor
 from whole_text import whole_text
 
-from localllm.engine.request import Request
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
-from localllm.engine.speculation import Speculator
+from localllm.drafting.speculation import Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch
 
 # The residual stream behind the first layer, that behind the last, and what the last norm makes.
 TAPS = (0, 1, 2)

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.loading import library_folder
-from localllm.engine.tuning import TuningFile
-from localllm.engine.verdict import KIND, Outcome, Verdict, VerdictFile
 from localllm.files.private_files import (
     make_private_folder,
     new_private,
@@ -23,11 +21,13 @@ from localllm.files.private_files import (
     write_private,
 )
 from localllm.hub.verified import VerifiedFiles
+from localllm.operators.tuning import TuningFile
+from localllm.operators.verdict import KIND, Outcome, Verdict, VerdictFile
 from localllm.user.places import cache_folder
-from localllm_kernels.choice import Piece
+from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import load_library
-from localllm_kernels.tiles import TileConfig
+from localllm_kernels.products.tiles import TileConfig
 
 WITHOUT = "nothing is kept"
 VERDICT = Verdict("a GPU", "a shape", (Outcome(Piece.NORMS, "norm", 1, "good"),))

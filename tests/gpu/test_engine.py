@@ -10,11 +10,11 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.loading import build_decoder, build_engine
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm.schedule.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

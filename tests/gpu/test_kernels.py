@@ -10,16 +10,16 @@ from paged_batch import MIXED, Batch
 from rounding import assert_near, fp8_case, sum_bound
 
 from localllm_kernels import TORCH_OPS, triton_ops
-from localllm_kernels.fp8_matmul import fp8_matmul
-from localllm_kernels.gate import GATE_KINDS
-from localllm_kernels.int4_matmul import int4_matmul
-from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
-from localllm_kernels.int8_matmul import int8_matmul, int8_matmul_reference
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.launch import Workspace
-from localllm_kernels.paged_attention_decode import paged_attention_decode
-from localllm_kernels.paged_attention_prefill import paged_attention_prefill
-from localllm_kernels.sample import SamplingRows, sample, sample_reference
+from localllm_kernels.attention.decode import paged_attention_decode
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.prefill import paged_attention_prefill
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.pointwise.gate import GATE_KINDS
+from localllm_kernels.products.fp8_matmul import fp8_matmul
+from localllm_kernels.products.int4_matmul import int4_matmul
+from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
+from localllm_kernels.products.int8_matmul import int8_matmul, int8_matmul_reference
+from localllm_kernels.sampling.sample import SamplingRows, sample, sample_reference
 
 pytestmark = [
     pytest.mark.gpu,

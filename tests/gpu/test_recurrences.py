@@ -4,8 +4,8 @@ import pytest
 import torch
 from every_family import small_config
 
-from localllm.engine.recurrence_cases import recurrence_cases
 from localllm.model.families.table import architecture_of
+from localllm.operators.recurrence_cases import recurrence_cases
 from localllm_kernels import triton_ops
 
 pytestmark = [

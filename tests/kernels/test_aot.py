@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 import localllm_kernels
-from localllm_kernels._aot import SHARED_KIB, all_specs, check_nvidia
-from localllm_kernels._sass import CARDS
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.compiling.ahead_of_time import SHARED_KIB, all_specs, check_nvidia
+from localllm_kernels.compiling.aot import AotSpec
+from localllm_kernels.compiling.machine_code import CARDS
 
 FOLDER = Path(localllm_kernels.__file__).parent
 
 
 def compile_all(
-    tmp_path: Path, *arguments: str, module: str = "_aot"
+    tmp_path: Path, *arguments: str, module: str = "ahead_of_time"
 ) -> subprocess.CompletedProcess[str]:
     """In a process of its own: an interpreted kernel cannot be compiled."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     return subprocess.run(
-        [sys.executable, "-m", f"localllm_kernels.{module}", *arguments],
+        [sys.executable, "-m", f"localllm_kernels.compiling.{module}", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -51,7 +51,7 @@ def test_kernels_take_as_many_instructions_as_stand_for_them(
     tmp_path: Path, targets: tuple[int, ...], name: str
 ) -> None:
     given = ("--check", "--only", name, "--targets", *map(str, targets))
-    outcome = compile_all(tmp_path, *given, module="_sass")
+    outcome = compile_all(tmp_path, *given, module="machine_code")
     lines = outcome.stdout.splitlines()
     assert outcome.returncode == 0, [line for line in lines if "FAILED" in line] or outcome.stderr
     counted = {line.partition(".")[0] for line in lines}
@@ -60,8 +60,8 @@ def test_kernels_take_as_many_instructions_as_stand_for_them(
 
 def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> None:
     code = (
-        "import dataclasses, localllm_kernels._aot as a\n"
-        "spec = dict(a.all_specs())['gate']\n"
+        "import dataclasses, localllm_kernels.compiling.ahead_of_time as a\n"
+        "spec = dict(a.all_specs())['pointwise/gate']\n"
         "broken = dataclasses.replace(spec, constants={**spec.constants, 'BLOCK': 1000})\n"
         "print(a.check_nvidia('gate', broken, 90))"
     )
@@ -75,7 +75,7 @@ def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> Non
 
 
 def test_a_gpu_without_what_a_kernel_needs_is_named() -> None:
-    spec, *_ = (spec for name, spec in all_specs() if name == "gate")
+    spec, *_ = (spec for name, spec in all_specs() if name == "pointwise/gate")
     needs = AotSpec(spec.kernel, "fp8", spec.signature, spec.constants, min_capability=89)
     assert check_nvidia("x", needs, 80) == ("x._gate_kernel fp8 sm_80: needs sm_89", True)
 
@@ -84,7 +84,7 @@ def kernels() -> list[str]:
     """What is launched, by the name's ending."""
     return [
         node.name
-        for path in sorted(FOLDER.glob("*.py"))
+        for path in sorted(FOLDER.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     ]
@@ -96,5 +96,5 @@ def test_a_kernel_has_specs_and_a_test_and_a_reference(name: str) -> None:
     assert files
     tests = "".join(other.read_text() for other in Path(__file__).parent.glob("test_*.py"))
     for file in files:
-        assert f"from localllm_kernels.{file} import" in tests
+        assert f"from localllm_kernels.{file.replace('/', '.')} import" in tests
         assert "reference" in (FOLDER / f"{file}.py").read_text()

@@ -14,18 +14,18 @@ from torch import Tensor
 from localllm.model.inputs import empty_cache
 from localllm.user.places import cache_folder
 from localllm_kernels import cpu_ops
+from localllm_kernels.attention.kv_cache import CODE_LIMITS
+from localllm_kernels.attention.paged_attention import paged_attention_reference
+from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
-from localllm_kernels.gate import GATE_KINDS, gate_reference
-from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
-from localllm_kernels.kv_cache import CODE_LIMITS
-from localllm_kernels.paged_attention import paged_attention_reference
-from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from localllm_kernels.rotate_and_store import rotate_and_store_reference
-from localllm_kernels.row_maxima import row_maxima_reference
+from localllm_kernels.pointwise.gate import GATE_KINDS, gate_reference
+from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
+from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
+from localllm_kernels.sampling.row_maxima import row_maxima_reference
 
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 

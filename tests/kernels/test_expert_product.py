@@ -11,23 +11,23 @@ from interpreter import product_of_rows_alike
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from localllm_kernels.expert_product import (
+from localllm_kernels.experts.gpu_experts import MAX_ROWS_BY_PAIR, ExpertLinears
+from localllm_kernels.experts.product import (
     FEW,
     MANY,
     Pairs,
     expert_product,
     expert_product_reference,
 )
-from localllm_kernels.expert_sum import expert_sum, expert_sum_reference
-from localllm_kernels.expert_tasks import expert_tasks, expert_tasks_reference
-from localllm_kernels.gate import GateKind, gate_reference, parts_of
-from localllm_kernels.gpu_experts import MAX_ROWS_BY_PAIR, ExpertLinears
-from localllm_kernels.stacked_weight import (
+from localllm_kernels.experts.stacked_weight import (
     StackedKind,
     StackedWeight,
     pack_halves,
     unpack_halves,
 )
+from localllm_kernels.experts.sum import expert_sum, expert_sum_reference
+from localllm_kernels.experts.tasks import expert_tasks, expert_tasks_reference
+from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
 
 pytestmark = needs_interpreter
 

@@ -5,10 +5,14 @@ import torch
 from guards import needs_interpreter
 from int4_case import Case
 
-from localllm_kernels import int4_matmul as module
-from localllm_kernels.int4_matmul import dequantize_rows, int4_matmul, int4_matmul_reference
-from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
-from localllm_kernels.launch import Workspace
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.products import int4_matmul as module
+from localllm_kernels.products.int4_matmul import (
+    dequantize_rows,
+    int4_matmul,
+    int4_matmul_reference,
+)
+from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 
 DTYPES = [torch.float32, torch.float16]
 CPU = torch.device("cpu")

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from localllm_kernels.kv_cache import CODE_LIMITS, dequantize_rows, quantize_rows, row_bytes
+from localllm_kernels.attention.kv_cache import (
+    CODE_LIMITS,
+    dequantize_rows,
+    quantize_rows,
+    row_bytes,
+)
 
 # Half a step: of the whole row for int8, of the value itself for three bits of mantissa.
 HALF_STEP = {torch.int8: 0.5 / 127, torch.float8_e4m3fn: 2.0**-4}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from paged_batch import MIXED, Batch
 
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.paged_attention import in_parts_of_heads, paged_attention_reference
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.paged_attention import in_parts_of_heads, paged_attention_reference
 
 
 def dense_attention(

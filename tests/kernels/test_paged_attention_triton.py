@@ -12,14 +12,14 @@ from guards import GuardedMemory, needs_interpreter
 from paged_batch import MIXED, Batch
 
 import localllm_kernels
-from localllm.engine.operator_case import distance, unit_of
+from localllm.operators.case import distance, unit_of
 from localllm_kernels import triton_ops
-from localllm_kernels.choice import Choice, Piece
-from localllm_kernels.code_pairs_8 import _asm_constants, code_pairs_8
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.launch import Workspace
-from localllm_kernels.paged_attention_decode import paged_attention_decode, takes_fragments
-from localllm_kernels.paged_attention_prefill import paged_attention_prefill
+from localllm_kernels.attention.decode import paged_attention_decode, takes_fragments
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.prefill import paged_attention_prefill
+from localllm_kernels.compiling.choice import Choice, Piece
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.primitives.code_pairs_8 import _asm_constants, code_pairs_8
 
 pytestmark = needs_interpreter
 
@@ -226,7 +226,7 @@ def test_the_machine_s_code_gives_the_same(kv_dtype: torch.dtype, dtype: torch.d
     """The interpreter runs the other branch, so this one is worked through by itself."""
     name = {torch.int8: "INT8", torch.float8_e4m3fn: "FP8"}[kv_dtype]
     kind = {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
-    code = getattr(sys.modules["localllm_kernels.code_pairs_8"], f"_{name}_{kind}").value
+    code = getattr(sys.modules["localllm_kernels.primitives.code_pairs_8"], f"_{name}_{kind}").value
     constants = _asm_constants.fn(kv_dtype == torch.int8, TYPES[dtype])
     words = torch.randint(0, 1 << 32, (1 << 14,), generator=torch.Generator().manual_seed(0))
     inputs = [words, *(torch.full_like(words, value & 0xFFFFFFFF) for value in constants)]
@@ -293,7 +293,7 @@ def test_what_is_deterministic_splits_no_keys(monkeypatch: pytest.MonkeyPatch) -
             grids.append(grid)
             return lambda *arguments, **more: None
 
-    module = sys.modules["localllm_kernels.paged_attention_prefill"]
+    module = sys.modules["localllm_kernels.attention.prefill"]
     monkeypatch.setattr(module, "_prefill_kernel", Kernel())
     ops = triton_ops("cpu", deterministic=True)
     for lengths in ([(700, 1)], [(700, 1), (600, 1)]):

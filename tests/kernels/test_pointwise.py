@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from localllm_kernels import TORCH_OPS, select_ops
-from localllm_kernels.gate import GATE_KINDS, gate_reference
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from localllm_kernels.rotary import apply_rotary_reference
-from localllm_kernels.store_kv import store_kv_reference
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.rotary import apply_rotary_reference
+from localllm_kernels.attention.store_kv import store_kv_reference
+from localllm_kernels.pointwise.gate import GATE_KINDS, gate_reference
+from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
 
 ROWS = 64
 
@@ -85,7 +85,7 @@ def test_pointwise_operators_give_a_row_the_same_bits_in_any_batch(width: int, c
 def test_float32_products_of_padded_rows_do_not_depend_on_the_row_count(
     width_in: int, width_out: int, threads: int
 ) -> None:
-    # What `engine/runner.py` pads for: the library of another machine could differ.
+    # What `engine/model_runner.py` pads for: the library of another machine could differ.
     generator = torch.Generator().manual_seed(width_out)
     x = torch.randn(512, width_in, generator=generator)
     weight = torch.randn(width_out, width_in, generator=generator)

@@ -13,15 +13,15 @@ from guards import needs_interpreter
 
 from localllm.engine.loading import library_folder
 from localllm_kernels import cpu_ops
-from localllm_kernels.recurrence import (
+from localllm_kernels.recurrence.launch import recurrence
+from localllm_kernels.recurrence.recurrence import (
     Heads,
     RecurrenceRows,
     RecurrenceWeights,
     recurrence_reference,
 )
-from localllm_kernels.recurrence_launch import recurrence
-from localllm_kernels.state_cache import StateCache, StateSave, StateSlots
-from localllm_kernels.state_rings import keep_inputs
+from localllm_kernels.recurrence.state_cache import StateCache, StateSave, StateSlots
+from localllm_kernels.recurrence.state_rings import keep_inputs
 
 DELTA = Heads(num_keys=2, num_values=6, key_width=24, value_width=40, is_delta=True)
 MAMBA = Heads(num_keys=2, num_values=12, key_width=24, value_width=40, is_delta=False)

@@ -5,8 +5,8 @@ import torch
 from int4_case import Case
 from rounding import assert_near, fp8_case, sum_bound, unit
 
-from localllm_kernels.int4_matmul import int4_matmul_reference
-from localllm_kernels.int4_weight import NOTHING, Around
+from localllm_kernels.products.int4_matmul import int4_matmul_reference
+from localllm_kernels.products.int4_weight import NOTHING, Around
 
 NORM = (torch.rand(2048, generator=torch.Generator().manual_seed(0)) + 0.5).bfloat16()
 AROUND = {

@@ -10,7 +10,7 @@ from engines import library_folder
 from guards import needs_interpreter
 
 from localllm_kernels import TORCH_OPS, Ops, cpu_ops, triton_ops
-from localllm_kernels.route import Routing, route_reference
+from localllm_kernels.experts.route import Routing, route_reference
 
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 

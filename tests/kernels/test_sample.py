@@ -10,12 +10,12 @@ from guards import GuardedMemory, needs_interpreter
 from scheduling import caught_up
 from torch import Tensor
 
-from localllm.engine.request import Request
 from localllm.engine.sampler import noise_key, sample_tokens
-from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.slots import noise_keys
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
 from localllm_kernels import TORCH_OPS
-from localllm_kernels.sample import (
+from localllm_kernels.sampling.sample import (
     KEPT,
     WIDTH,
     Biases,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from localllm_kernels._aot import all_specs, declared_shared
-from localllm_kernels._figures import figure_of
-from localllm_kernels._sass import (
+from localllm_kernels.compiling.ahead_of_time import all_specs, declared_shared
+from localllm_kernels.compiling.figures import figure_of
+from localllm_kernels.compiling.machine_code import (
     _programs,
     busiest_pipe,
     innermost_loops,

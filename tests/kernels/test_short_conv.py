@@ -10,9 +10,9 @@ import triton
 
 from localllm.engine.loading import library_folder
 from localllm_kernels import cpu_ops
-from localllm_kernels.short_conv import short_conv_reference
-from localllm_kernels.short_conv_launch import short_conv
-from localllm_kernels.state_cache import StateCache, StateSave, StateSlots
+from localllm_kernels.recurrence.short_conv import short_conv_reference
+from localllm_kernels.recurrence.short_conv_launch import short_conv
+from localllm_kernels.recurrence.state_cache import StateCache, StateSave, StateSlots
 
 WIDTH, RING = 300, 5
 Conv = Callable[..., torch.Tensor]

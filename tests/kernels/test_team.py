@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.engine.cpu_products import products_ignore_threads
+from localllm.operators.cpu_products import products_ignore_threads
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears

@@ -8,16 +8,16 @@ import torch
 from guards import GuardedMemory, needs_interpreter
 
 from localllm.model.inputs import empty_cache
-from localllm_kernels.e4m3 import from_e4m3, to_e4m3
-from localllm_kernels.gate import GATE_KINDS, GateKind, gate, gate_reference
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.rms_norm import (
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, gate, gate_reference
+from localllm_kernels.pointwise.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
     rms_norm,
     rms_norm_reference,
 )
-from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.primitives.e4m3 import from_e4m3, to_e4m3
 
 pytestmark = needs_interpreter
 

@@ -12,7 +12,7 @@ from oracle import logprobs_of, record_logits
 from transformers import AutoModelForCausalLM
 
 from localllm import LLM, SamplingParams
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 
 # Float32 sums in another order; the models are two layers of width 48.
 MAX_LOGPROB_DIFFERENCE = 1e-4

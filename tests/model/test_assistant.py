@@ -21,15 +21,15 @@ from transformers import (
     Gemma4UnifiedForCausalLM,
 )
 
-from localllm.engine.assistant_drafter import AssistantDrafter
+from localllm.drafting.assistant_drafter import AssistantDrafter
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import load_engine
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import CheckpointError, RequestError, UnsupportedModelError
 from localllm.model.families.table import read_architecture
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch
 
 WINDOW, DEPTH, MOST = 24, 3, 2e-4
 PROMPTS = [[7, 9, 11, 200, 5] * 8, list(range(20, 90)), [5, 6]]

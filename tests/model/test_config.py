@@ -7,9 +7,9 @@ import pytest
 from checkpoints import tiny_config
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CheckpointError, ExitCode, RequestError
 from localllm.model.families.table import architecture_of
+from localllm.schedule.sampling_params import SamplingParams
 
 # Fields that only some families read.
 READERS = {

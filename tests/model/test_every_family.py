@@ -12,10 +12,10 @@ from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, MXFP4_CONFIG, logits_of, writ
 from torch import Tensor
 
 from localllm import LLM, SamplingParams
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.engine.loading import build_decoder
 from localllm.engine.scoring import WindowScorer
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.model.families.table import FAMILIES, architecture_of
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4
 from localllm.model.packed.scheme import Scheme

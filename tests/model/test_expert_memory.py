@@ -17,16 +17,16 @@ from triton.runtime.interpreter import InterpreterBuilder
 from localllm.engine.config import EngineConfig
 from localllm.engine.expert_memory import ExpertSizes, expert_sizes, plan_experts
 from localllm.engine.memory import MemoryPlan, plan_memory
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
+from localllm.schedule.sampling_params import SamplingParams
 from localllm_kernels import triton_ops
-from localllm_kernels.gate import gate_reference
-from localllm_kernels.slotted_experts import SlotTable, SlottedExperts
+from localllm_kernels.experts.slotted_experts import SlotTable, SlottedExperts
+from localllm_kernels.pointwise.gate import gate_reference
 
 FAMILY = "Qwen3MoeForCausalLM"
 

@@ -25,8 +25,8 @@ from localllm.quantize.layer import LEAST_ROWS
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, Ops, cpu_ops
-from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
-from localllm_kernels.route import Routing, route_reference
+from localllm_kernels.experts.route import Routing, route_reference
+from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, parts_of
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 64, 96, 5, 2

@@ -7,10 +7,10 @@ import pytest
 import torch
 from engines import Limits, load_tiny_model, make_engine
 
-from localllm.engine.request import TokenEvent
-from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
+from localllm.schedule.request import TokenEvent
+from localllm.schedule.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 

@@ -13,7 +13,7 @@ from oracle import logprobs_of, record_logits
 from transformers import AutoModelForCausalLM
 
 from localllm import LLM, SamplingParams
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.model.families.table import architecture_of
 
 RECURRENT = [

@@ -18,9 +18,9 @@ from transformers.modeling_layers import MtpLayer
 from whole_text import whole_text
 
 from localllm.cost.planning import Machine, plan_model, shape_of
+from localllm.drafting.head_source import find_head
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.head_source import find_head
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import CheckpointError
 from localllm.hub.catalog import resolve_model
 from localllm.model.architecture import Architecture

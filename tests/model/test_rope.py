@@ -8,7 +8,7 @@ from checkpoints import tiny_config, write_checkpoint
 from localllm import LLM
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import NO_ROPE, RopeConfig
-from localllm_kernels.rotary import apply_rotary_reference
+from localllm_kernels.attention.rotary import apply_rotary_reference
 
 
 def test_without_rotary_embedding_heads_keep_their_bits() -> None:

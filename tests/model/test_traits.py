@@ -11,7 +11,7 @@ from checkpoints import tiny_config, write_checkpoint
 from engines import load_folder
 from guards import needs_interpreter
 
-from localllm.cli.plan import plan_table
+from localllm.cli.models.plan import plan_table
 from localllm.cost.planning import machine_with, plan_model, shape_of
 from localllm.engine.config import EngineConfig
 from localllm.hub.catalog import resolve_model
@@ -23,7 +23,7 @@ from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, cpu_ops, select_ops, triton_ops
-from localllm_kernels.traits import find_traits
+from localllm_kernels.compiling.traits import find_traits
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 TABLES = [

@@ -9,12 +9,12 @@ from guards import needs_interpreter
 from interpreter import product_of_rows_alike
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
-from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
 from localllm.model.fused.choose import fuse_layers
 from localllm.model.fused.gpu import GpuDecoder
 from localllm.quantize.recipe import Recipe
-from localllm_kernels.choice import FUSED, Choice, Piece
+from localllm.schedule.sampling_params import SamplingParams
+from localllm_kernels.compiling.choice import FUSED, Choice, Piece
 
 pytestmark = needs_interpreter
 

@@ -27,15 +27,15 @@ from localllm.attach.messages import (
     Staying,
     Submit,
 )
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.process.failure import Failure
 from localllm.process.frames import Codec, Unpacker
 from localllm.process.limits import AtMost, Within
 from localllm.process.shapes import MessageError
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import GRAMMAR_KINDS, Grammar
 from localllm.text.prompt import Prompt
 from localllm.untrusted.messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker

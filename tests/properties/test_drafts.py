@@ -32,12 +32,12 @@ from properties.test_exactness import (
 )
 from seeds import drawn
 
-from localllm.engine.request import Request as EngineRequest
-from localllm.engine.request import TokenEvent
-from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
-from localllm.engine.speculation import Speculator
+from localllm.drafting.speculation import Speculator
 from localllm.model.decoder import DecoderModel
+from localllm.schedule.request import Request as EngineRequest
+from localllm.schedule.request import TokenEvent
+from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import ScheduledBatch
 
 # Models that draft: another one, and the very one for whose copies it drafts.
 DRAFT_MODELS = {

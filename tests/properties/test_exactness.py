@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from seeds import drawn
 
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
 from localllm.quantize.recipe import Recipe
+from localllm.schedule.sampling_params import SamplingParams
 
 INT4 = Recipe("rtn", group_size=32, symmetric=False)
 MODELS: dict[str, tuple[Any, ...]] = {

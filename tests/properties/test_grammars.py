@@ -16,8 +16,8 @@ from properties.test_exactness import (
 )
 from seeds import drawn
 
-from localllm.engine.request import FinishReason
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.request import FinishReason
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
 
 # With pieces that leave no choice, pieces that leave many, and ends that are open or not.

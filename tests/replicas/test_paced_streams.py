@@ -24,11 +24,11 @@ from localllm.answer.completion import TextEvent  # noqa: E402
 from localllm.attach.engine_client import RequestStream  # noqa: E402
 from localllm.attach.messages import ModelInfo, Stats  # noqa: E402
 from localllm.engine.config import EngineConfig  # noqa: E402
-from localllm.engine.sampling_params import SamplingParams  # noqa: E402
 from localllm.replicas import deployment  # noqa: E402
 from localllm.replicas.client import ReplicasClient  # noqa: E402
 from localllm.replicas.replica import Replica  # noqa: E402
 from localllm.replicas.scale import Scale  # noqa: E402
+from localllm.schedule.sampling_params import SamplingParams  # noqa: E402
 from localllm.text.prompt import Prompt  # noqa: E402
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from checkpoints import byte_tokenizer
 from localllm.answer.completion import TextEvent
 from localllm.attach.messages import Stats
 from localllm.chat.response_store import Quota
-from localllm.engine.request import FinishReason
 from localllm.hub.generation_config import GenerationDefaults
+from localllm.schedule.request import FinishReason
 from localllm.server.answering import ServedModel
 from localllm.server.app import create_app
 from localllm.server.guard import Access

@@ -31,8 +31,8 @@ from localllm.attach import engine_client
 from localllm.attach.engine_client import EngineClient, EngineDownError
 from localllm.attach.messages import EngineUse, ModelInfo, Pong, Ready, Stats
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, StepMemoryError
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.server.limits import LIMITS
 from localllm.server.refusals import refusal_of
 from localllm.text.prompt import Prompt

@@ -14,7 +14,7 @@ from server.conftest import Server
 from server.tool_calling import TOOLS
 
 from localllm.answer.completion import TextEvent, TokenInfo
-from localllm.engine.request import FinishReason
+from localllm.schedule.request import FinishReason
 from localllm.server.choice import Frame
 from localllm.server.guard import Refusal
 from localllm.server.messages_writer import MessagesWriter

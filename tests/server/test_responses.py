@@ -15,7 +15,7 @@ from server.test_messages import CALL, event
 from server.tool_calling import TOOLS
 
 from localllm.answer.completion import TextEvent
-from localllm.engine.request import FinishReason
+from localllm.schedule.request import FinishReason
 from localllm.server.choice import Frame
 from localllm.server.guard import Refusal
 from localllm.server.responses_schema import ITEMS, ResponseRequest, messages_of

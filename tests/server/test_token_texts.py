@@ -1,8 +1,8 @@
 """Tokens as log-probabilities show them."""
 
 from localllm.answer.completion import TokenInfo
-from localllm.engine.request import TokenLogprobs
 from localllm.hub.checkpoint import open_checkpoint
+from localllm.schedule.request import TokenLogprobs
 from localllm.server.token_texts import TextOffsets, TokenTexts
 
 

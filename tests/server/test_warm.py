@@ -33,9 +33,9 @@ from localllm.attach.messages import (
     Write,
 )
 from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, RequestError
 from localllm.hub.checkpoint import find_model, open_checkpoint
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Conversation, Prompt, Text
 from localllm.untrusted.messages import EncodeChat
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted import scripted_model
 
 from localllm.chat.conversation import ChatSession
-from localllm.engine.sampling_params import SamplingParams
+from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.thinking import FAMILIES, Markers, Split, ThinkingSplitter, find_markers
 from localllm.text.tokenizer import Tokenizer
 

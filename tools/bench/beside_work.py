@@ -27,7 +27,7 @@ from localllm.bench.contended import LOADS, busy_processes, contended_row
 from localllm.bench.environment import describe_environment
 from localllm.bench.report import Report
 from localllm.bench.results import Result
-from localllm.engine.speculation_config import SpeculationConfig
+from localllm.drafting.speculation_config import SpeculationConfig
 
 PROMPT = "Once upon a time there was a king who"
 OPTIONS = {

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from localllm.bench.speculation import begin_script, make_scripts
 from localllm.bench.subject import open_subject
+from localllm.drafting.speculation import Speculator
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
-from localllm.engine.scheduler import Scheduler
-from localllm.engine.speculation import Speculator
+from localllm.schedule.scheduler import Scheduler
 
 _TURN, _SAMPLES = 8, 2000
 

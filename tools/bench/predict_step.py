@@ -4,8 +4,9 @@
 
 Copy bandwidth and arithmetic are shares of the makers' figures: 90 % and 80 % of an H200's
 4.8 TB/s and of an H100's 3.35 TB/s, both 989 TFLOP/s; 92 % and 85 % of an RTX 4090's 1,008 GB/s
-and 165 TFLOP/s. Instructions per 4-bit weight are from `python -m localllm_kernels._sass`, as many
-as could be issued while the busiest pipe works, with Triton 3.7.1.
+and 165 TFLOP/s. Instructions per 4-bit weight are from
+`python -m localllm_kernels.compiling.machine_code`, as many as could be issued while the
+busiest pipe works, with Triton 3.7.1.
 """
 
 import sys
@@ -17,7 +18,7 @@ from localllm.cost.rates import ModelWork
 from localllm.cost.step_model import AT_THE_LIMIT, WITH_CARE, Gpu, predict_decode
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.random_weights import RandomWeights, WeightKind
-from localllm_kernels.kv_cache import row_bytes
+from localllm_kernels.attention.kv_cache import row_bytes
 
 # A multiprocessor issues for 128 threads a clock.
 GPUS = (

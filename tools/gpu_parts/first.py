@@ -33,7 +33,7 @@ def driver(place: Place) -> None:
     """Whether Triton can launch anything, and which GPU it is."""
     import torch
 
-    from localllm.engine.device import why_no_kernels
+    from localllm.operators.device import why_no_kernels
 
     place.keep("torch", torch.__version__)
     if place.on_cpu:
@@ -56,11 +56,11 @@ def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
             return
         import torch
 
-        from localllm.engine.listener import Listener
         from localllm.engine.loading import check_request, select_device
-        from localllm.engine.operator_choice import find_verdict
         from localllm.hub.catalog_shape import catalog_shape
         from localllm.model.random_weights import RandomWeights
+        from localllm.operators.choice import find_verdict
+        from localllm.operators.listener import Listener
 
         if place.on_cpu:
             raise RuntimeError("the self-check of kernels needs a GPU")

@@ -20,8 +20,8 @@ def pacer(kind: str) -> Part:
     """
 
     def run(place: Place) -> None:
-        from localllm.engine.pacing import Pacer
-        from localllm.engine.sampling_params import SamplingParams
+        from localllm.schedule.pacing import Pacer
+        from localllm.schedule.sampling_params import SamplingParams
 
         subject = place.open(LARGE, kind, 4096, max_num_seqs=8)
         count = place.size(2000, 60)
@@ -67,7 +67,7 @@ def compilations(place: Place) -> None:
     """What Triton compiles ahead, and then for each kind of request, which should be nothing."""
     import triton
 
-    from localllm.engine.sampling_params import SamplingParams
+    from localllm.schedule.sampling_params import SamplingParams
 
     subject = place.open(LARGE, "int4", 4096, max_num_seqs=16)
     names: list[str] = []

@@ -58,7 +58,7 @@ def sampling(kind: str) -> Part:
     """
 
     def run(place: Place) -> None:
-        from localllm.engine.sampling_params import SamplingParams
+        from localllm.schedule.sampling_params import SamplingParams
 
         subject = place.open(LARGE, kind, 1 << 20, max_num_seqs=1)  # the model's whole context
         place.keep("context", subject.engine.context_length)
@@ -218,7 +218,7 @@ def profiled(place: Place) -> None:
 
 def some_steps(place: Place) -> None:
     """Run a few steps of an 8B model in 4 bits, for a profiler."""
-    from localllm.engine.sampling_params import SamplingParams
+    from localllm.schedule.sampling_params import SamplingParams
 
     subject = place.open(LARGE, "int4", 2048, max_num_seqs=1)
     params = SamplingParams(temperature=0.7, top_k=20, top_p=0.95, max_tokens=6, ignore_eos=True)

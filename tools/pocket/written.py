@@ -15,8 +15,8 @@ import numpy.typing as npt
 from corpus import Corpus
 from localllm import SamplingParams
 from localllm.answer.opening import open_model
+from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.speculation_config import SpeculationConfig
 
 SEED = 5
 # Temperature and top-p, each as likely as it stands here.

@@ -9,7 +9,7 @@ from torch import Tensor
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.cpu.team import Team
-from localllm_kernels.gate import GATE_KINDS, GateKind
+from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind
 
 
 class CExperts:

@@ -8,15 +8,15 @@ import ctypes
 import torch
 from torch import Tensor
 
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
 from localllm_kernels.cpu.team import Team
-from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.paged_attention import paged_attention_reference
-from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
-from localllm_kernels.route import Routing
-from localllm_kernels.state_cache import StateCache, States, StateSlots
+from localllm_kernels.experts.route import Routing
+from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, parts_of
+from localllm_kernels.recurrence.recurrence import Heads, RecurrenceRows, RecurrenceWeights
+from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlots
 
 # The most heads that may share keys: the rows of a task, QUERY_ROWS of attention_rows.h.
 MAX_GROUP = 32

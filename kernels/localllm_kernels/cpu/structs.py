@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import torch
 
-from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.attention.kv_cache import KVCache
 
 
 class IntegerWeight(Structure):

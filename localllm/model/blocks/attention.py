@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from localllm.model.linear import Projection
     from localllm.model.rope import RopeTable
     from localllm_kernels import Ops
-    from localllm_kernels.kv_cache import KVCache
+    from localllm_kernels.attention.kv_cache import KVCache
 
 _SINKS = "self_attn.sinks"
-# Memory of the reference attention (localllm_kernels/paged_attention.py): a tile of queries against
-# the context (scores, weights, mask), and gathered keys and values in float32.
+# Memory of the reference attention, attention/paged_attention.py: a tile of queries against the
+# context (scores, weights, mask), and gathered keys and values in float32.
 _QUERY_TILE = 64
 _MAX_GATHERED_VALUES = 1 << 20
 

@@ -21,7 +21,7 @@ from localllm.model.blocks.block import (
 from localllm.model.blocks.recurrence import Recurrence
 
 if TYPE_CHECKING:
-    from localllm_kernels.recurrence import Heads
+    from localllm_kernels.recurrence.recurrence import Heads
 
 _OWN = "linear_attn."
 _DECAY, _BIAS = f"{_OWN}A_log", f"{_OWN}dt_bias"
@@ -81,7 +81,7 @@ class DeltaNetSpec(Stateless):
     @property
     def heads(self) -> Heads:
         """As the kernels take them."""
-        from localllm_kernels.recurrence import Heads
+        from localllm_kernels.recurrence.recurrence import Heads
 
         return Heads(self.num_keys, self.num_values, self.key_width, self.value_width, True)
 
@@ -176,7 +176,7 @@ class DeltaNetSpec(Stateless):
         """See BlockSpec."""
         import torch
 
-        from localllm_kernels.recurrence import RecurrenceWeights
+        from localllm_kernels.recurrence.recurrence import RecurrenceWeights
 
         factors, inputs, output = self.products
         convs = [parts.vector(name).float().flatten(1) for name in self._convs]

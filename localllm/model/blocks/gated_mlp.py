@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.linear import Projection
-    from localllm_kernels.gate import GateKind
+    from localllm_kernels.pointwise.gate import GateKind
 
 SPLIT = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 WHOLE = ("mlp.gate_up_proj", "mlp.down_proj")

@@ -21,7 +21,7 @@ from localllm.model.blocks.recurrence import Recurrence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm_kernels.recurrence import Heads
+    from localllm_kernels.recurrence.recurrence import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class MambaSpec(Stateless):
     @property
     def heads(self) -> Heads:
         """As the kernels take them."""
-        from localllm_kernels.recurrence import Heads
+        from localllm_kernels.recurrence.recurrence import Heads
 
         sizes = self.num_groups, self.num_heads, self.state_width, self.head_width
         return Heads(*sizes, is_delta=False)
@@ -122,7 +122,7 @@ class MambaSpec(Stateless):
 
     def build(self, parts: Parts) -> Recurrence:
         """See BlockSpec."""
-        from localllm_kernels.recurrence import RecurrenceWeights
+        from localllm_kernels.recurrence.recurrence import RecurrenceWeights
 
         def vector(name: str) -> Tensor:
             return parts.vector(self._named(name)).float()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.linear import Projection
-    from localllm_kernels.recurrence import Heads, RecurrenceWeights
+    from localllm_kernels.recurrence.recurrence import Heads, RecurrenceWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Recurrence:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the values of all heads side by side."""
-        from localllm_kernels.recurrence import RecurrenceRows
+        from localllm_kernels.recurrence.recurrence import RecurrenceRows
 
         states, cache, heads = inputs.batch.states, inputs.recurrent, self.heads
         assert states is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm_kernels.route import Routing
+    from localllm_kernels.experts.route import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RouterSpec:
 
     def routing(self, correction: Tensor | None, scales: Tensor | None) -> Routing:
         """It with its vectors, float32 [num_experts]; see route.py."""
-        from localllm_kernels.route import Routing
+        from localllm_kernels.experts.route import Routing
 
         groups = self.groups or Groups(1, 1)
         return Routing(

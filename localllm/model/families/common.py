@@ -15,7 +15,7 @@ from localllm.model.norm import NormSpec
 from localllm.model.rope_config import RopeConfig, read_rope
 
 if TYPE_CHECKING:
-    from localllm_kernels.gate import GateKind
+    from localllm_kernels.pointwise.gate import GateKind
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # By the names of activations in transformers; those of a kind compute the same.

@@ -13,9 +13,9 @@ from localllm.model.join import Join
 from localllm.model.layer import Layer
 from localllm.model.norm import Norm
 from localllm_kernels import Ops
-from localllm_kernels.choice import FUSED
+from localllm_kernels.compiling.choice import FUSED
 from localllm_kernels.cpu.linear import CProduct, CpuLinears
-from localllm_kernels.gpu_linears import GpuLinears, Int4Product
+from localllm_kernels.products.gpu_linears import GpuLinears, Int4Product
 
 
 def fuse_layers(

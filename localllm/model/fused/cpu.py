@@ -14,14 +14,14 @@ from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.norm import Norm
 from localllm.model.rope import RopeTable
+from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.cpu.ops import recurrence_struct, routing_struct, slots_in_c
 from localllm_kernels.cpu.team import Team
-from localllm_kernels.gate import GATE_KINDS
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.state_cache import StateCache
+from localllm_kernels.pointwise.gate import GATE_KINDS
+from localllm_kernels.recurrence.state_cache import StateCache
 
 
 class CpuDecoder:

@@ -19,13 +19,13 @@ from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.norm import Norm
 from localllm.model.rope import RopeTable
-from localllm_kernels.gpu_linears import Int4Product
-from localllm_kernels.int4_matmul import MAX_TILE_ROWS
-from localllm_kernels.int4_weight import Around
-from localllm_kernels.launch import Workspace
-from localllm_kernels.paged_attention_decode import paged_attention_decode
-from localllm_kernels.rms_norm import rms_norm
-from localllm_kernels.rotate_and_store import rotate_and_store
+from localllm_kernels.attention.decode import paged_attention_decode
+from localllm_kernels.attention.rotate_and_store import rotate_and_store
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.pointwise.rms_norm import rms_norm
+from localllm_kernels.products.gpu_linears import Int4Product
+from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
+from localllm_kernels.products.int4_weight import Around
 
 
 class GpuDecoder:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm.model.packed.fp8 import Fp8Weight
 from localllm.model.packed.scheme import SCALE_DTYPES, Shape, StoredTensor
-from localllm_kernels.traits import WeightLayout
+from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)

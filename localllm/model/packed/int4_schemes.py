@@ -8,7 +8,7 @@ from torch import Tensor
 
 from localllm.model.packed.int4 import Int4Weight, pack_nibbles, unpack_nibbles
 from localllm.model.packed.scheme import SCALE_DTYPES, StoredTensor, check_multiple, count_groups
-from localllm_kernels.traits import WeightLayout
+from localllm_kernels.compiling.traits import WeightLayout
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

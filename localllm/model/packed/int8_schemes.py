@@ -9,7 +9,7 @@ from torch import Tensor
 from localllm.model.packed.int4_schemes import as_words
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.scheme import SCALE_DTYPES, StoredTensor, check_multiple
-from localllm_kernels.traits import WeightLayout
+from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm.model.packed.mxfp4 import GROUP_SIZE, NAN, Mxfp4Weight
 from localllm.model.packed.scheme import StoredTensor, count_groups
-from localllm_kernels.traits import WeightLayout
+from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)

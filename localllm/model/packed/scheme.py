@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.packed.weight import PackedWeight
-    from localllm_kernels.traits import WeightLayout
+    from localllm_kernels.compiling.traits import WeightLayout
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
 Shape = tuple[int, ...]

@@ -17,7 +17,7 @@ from localllm.model.packed.mxfp4 import BIAS, GROUP_SIZE, Mxfp4Weight
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.choice import Piece
+from localllm_kernels.compiling.choice import Piece
 
 Shape = tuple[int, int]
 _GROUP_SIZE = 128

@@ -1,0 +1,413 @@
+"""Attention of a few new tokens per request (one, or a draft window) over many keys.
+
+The formula and the layout are those of `paged_attention.py`. The keys of a request are split among
+programs (`attention/parts.py`). The grid depends on the number of requests alone, so that a
+captured launch serves any lengths. A request's length determines how many programs have a part; the
+others return at once, and nothing waits for them.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
+from localllm_kernels.attention.kv_cache import KVCache, row_bytes
+from localllm_kernels.attention.parts import add_parts, tiles_of_part
+from localllm_kernels.attention.tiles import (
+    ALL,
+    LOG2_E,
+    NARROW,
+    SCORE_TYPES,
+    TYPE_BYTES,
+    WIDE,
+    aot_constants,
+    aot_signature,
+    attend_tiles,
+    head_constants,
+    score_arguments,
+    score_words,
+)
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import (
+    CACHE_TYPES,
+    CODES,
+    KINDS,
+    Workspace,
+    cache_kind,
+    cache_pointers,
+)
+
+MIN_DOT_ROWS = 16
+MAX_SPLITS = 64
+MIN_SPLIT_KEYS = 256
+FRAGMENT_WARPS = 4
+# Values with more numbers leave registers for few rows.
+WIDE_VALUES = 256
+
+
+@triton.jit(do_not_specialize=["num_splits", "max_blocks", "most_queries"])
+def _decode_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    tables_ptr,
+    starts_ptr,
+    lengths_ptr,
+    out_ptr,
+    parts_ptr,
+    counters_ptr,
+    sinks_ptr,
+    scale,
+    window,
+    cap,
+    max_blocks,
+    num_splits,
+    most_queries,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """OVERLAPS: whether the launch overlaps the one before, see `Workspace`."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
+    first_query = tl.load(starts_ptr + seq)
+    num_queries = tl.load(starts_ptr + seq + 1) - first_query
+    length = tl.load(lengths_ptr + seq).to(tl.int32)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_D)
+    token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_row = token < num_queries
+    is_inside = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    head_row = ((first_query + token).to(tl.int64) * HEADS + head)[:, None]
+    at = head_row * HEAD_DIM + columns[None, :]
+    query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    rest = query
+    if REST:
+        others = VALUE_DIM + tl.arange(0, REST)
+        is_other = is_row[:, None] & (others < HEAD_DIM)[None, :]
+        at = head_row * HEAD_DIM + others[None, :]
+        rest = tl.load(query_ptr + at, mask=is_other, other=0.0)
+        at = head_row * VALUE_DIM + columns[None, :]
+    positions = length - num_queries + token
+
+    first_tile = 0
+    if HAS_WINDOW:
+        first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
+    num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
+    low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
+    # Requests with more queries belong to another launch.
+    if (split >= num_parts) | (num_queries > most_queries):
+        return
+    sinks = 0.0
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + head) * 1.4426950408889634  # log2(e)
+        sinks = tl.where(split == 0, sinks, float("-inf"))
+    most, total, values = attend_tiles(
+        query,
+        rest,
+        positions,
+        key_ptr,
+        value_ptr,
+        key_scales_ptr,
+        value_scales_ptr,
+        tables_ptr + seq.to(tl.int64) * max_blocks,
+        kv_head,
+        (first_tile + low) * BLOCK_N,
+        (first_tile + high) * BLOCK_N,
+        length,
+        scale,
+        window,
+        cap,
+        sinks,
+        KV_HEADS,
+        HEAD_DIM,
+        VALUE_DIM,
+        REST,
+        VALUES_ARE_KEYS,
+        CACHE_BLOCK,
+        KIND,
+        HAS_WINDOW,
+        NUM_HIDDEN,
+        HAS_CAP,
+        HAS_SINKS,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    if num_parts > 1:
+        task = seq * KV_HEADS + kv_head
+        parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
+        total, values, is_done = add_parts(
+            most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
+            BLOCK_M, BLOCK_D, MAX_PARTS, UNROLL,
+        )  # fmt: skip
+        if not is_done:
+            return
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
+    result = values / total[:, None]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+def max_decode_rows(itemsize: int, value_dim: int) -> int:
+    """The most rows of a request, queries times heads that share keys, that fit in registers."""
+    return (32 if itemsize == 4 else 64) // (2 if value_dim > WIDE_VALUES else 1)
+
+
+def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
+    """Keys at a time, warps, and parts added up at a time: as many as fit into registers and shared
+    memory (`python -m localllm_kernels.compiling.ahead_of_time`).
+    """
+    values = block_m * block_d
+    if itemsize == 4:  # products on the plain cores, which keep much more in registers
+        block_n, num_warps = (16, 8) if values >= 2048 else (32, 4)
+    else:
+        is_wide = capability in WIDE and (values <= 8192 or block_d <= 256)
+        is_narrow = not is_wide and (values > 8192 or block_d > 256)
+        block_n, num_warps = 32 if is_narrow else 64, 8 if values > 4096 else 4
+    return {
+        "BLOCK_N": block_n,
+        "MIN_TILES": MIN_SPLIT_KEYS // block_n,
+        "UNROLL": max(1, min(4, 32 * 32 * num_warps // values)),
+        "num_warps": num_warps,
+    }
+
+
+def paged_attention_decode(
+    query: Tensor,
+    cache: KVCache,
+    workspace: Workspace,
+    *,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+    num_hidden: int = 0,
+    value_dim: int | None = None,
+    num_splits: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See paged_attention_reference. Rows after the last request are not written, nor those of
+    requests with more than `max_query_len` queries; `out`: the tensor that the others are written
+    to.
+
+    `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
+    device. Each has at least MIN_SPLIT_KEYS.
+    """
+    _, heads, head_dim = query.shape
+    _, kv_heads, cache_block, _ = cache.key.shape
+    num_seqs, max_blocks = block_tables.shape
+    value_dim = head_dim if value_dim is None else value_dim
+    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
+    if num_seqs == 0:
+        return out
+    if num_splits is None:
+        wanted = workspace.splits_for(num_seqs * kv_heads)
+        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
+        num_splits = max(1, min(wanted, most, MAX_SPLITS))
+    num_tasks = num_seqs * kv_heads
+    num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    rows = max_query_len * (heads // kv_heads)
+    key, value, *key_scales = cache_pointers(cache)
+    arguments: dict[str, Any] = {
+        "query_ptr": query,
+        "key_ptr": key,
+        "value_ptr": value,
+        "key_scales_ptr": key_scales[0],
+        "value_scales_ptr": key_scales[1],
+        "tables_ptr": block_tables,
+        "starts_ptr": cu_seqlens_q,
+        "lengths_ptr": seq_lens,
+        "out_ptr": out,
+        "counters_ptr": workspace.counters(num_tasks),
+        "scale": scale * LOG2_E,
+        "window": window or 0,
+        "max_blocks": max_blocks,
+        "num_splits": num_splits,
+        "most_queries": max_query_len,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "CACHE_BLOCK": cache_block,
+        "KIND": cache_kind(cache),
+        "HAS_WINDOW": window is not None,
+        "NUM_HIDDEN": num_hidden,
+        "MAX_PARTS": MAX_SPLITS,
+    }
+    grid = (num_seqs, kv_heads, num_splits)
+    is_plain = cap is None and sinks is None and value_dim == head_dim
+    if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
+        eights = triton.cdiv(rows, 8)
+        part = 32 * eights * (head_dim // 4 + 4)
+        _fragment_decode_kernel[grid](
+            **arguments
+            | {"query_ptr": query.view(torch.int64), "key_ptr": key.view(torch.int32)}
+            | {"value_ptr": value.view(torch.int32)},
+            parts_ptr=workspace.parts(num_parts * part),
+            EIGHTS=eights,
+            WARPS=FRAGMENT_WARPS,
+            MIN_TURNS=MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
+            PTX=not triton.knobs.runtime.interpret,
+            num_warps=FRAGMENT_WARPS,
+        )
+        return out
+    block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
+    widths = head_constants(head_dim, value_dim)
+    block_d = widths["BLOCK_D"]
+    _decode_kernel[grid](
+        **arguments,
+        **score_arguments(cap, sinks, key),
+        parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
+        BLOCK_M=block_m,
+        **widths,
+        VALUES_ARE_KEYS=cache.values_are_keys,
+        OVERLAPS=workspace.overlaps,
+        **workspace.launch_options,
+        **_tile(block_m, block_d, query.itemsize, workspace.capability),
+    )
+    return out
+
+
+def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
+    """Whether `attention/fragments.py` has a kernel for this; `rows`: a request's queries times the
+    heads that share keys.
+    """
+    _, _, cache_block, head_dim = cache.key.shape
+    is_8_bit = cache_kind(cache) != KINDS["plain"]
+    fits = head_dim in (64, 128) and cache_block % 16 == 0 and rows <= 16
+    return is_8_bit and fits and query.itemsize == 2 and query.is_contiguous()
+
+
+_COUNTS = {"num_splits": "i32", "most_queries": "i32"}
+
+
+def _spec(
+    kind: str,
+    block_m: int,
+    targets: tuple[int, ...],
+    dtype: str = "bf16",
+    head_dim: int = 128,
+    *,
+    value_dim: int | None = None,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+    overlaps: bool = False,
+) -> AotSpec:
+    has_window = block_m == 32 and value_dim is None
+    tile = _tile(block_m, value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
+    num_warps = tile.pop("num_warps")
+    return AotSpec(
+        _decode_kernel,
+        f"{dtype}, {kind} cache, {block_m} rows of {head_dim}"
+        + score_words(has_window, has_cap, has_sinks)
+        + (", overlapping" if overlaps else ""),
+        {
+            **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
+            **SCORE_TYPES,
+            "parts_ptr": "*fp32",
+            "counters_ptr": "*i32",
+            **_COUNTS,
+        },
+        {
+            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
+            "HAS_CAP": has_cap,
+            "HAS_SINKS": has_sinks,
+            **tile,
+            "BLOCK_M": block_m,
+            "MAX_PARTS": MAX_SPLITS,
+            "OVERLAPS": overlaps,
+        },
+        num_warps,
+        max_stack=_max_stack(kind, block_m, dtype, has_sinks),
+        only=targets,
+        work=_work(kind, dtype, head_dim, tile["BLOCK_N"], num_read=2 if value_dim is None else 1),
+    )
+
+
+def _max_stack(kind: str, block_m: int, dtype: str, has_sinks: bool) -> int:
+    """The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6."""
+    if block_m == 64 or dtype == "fp32":
+        return 32
+    return 8 * (kind != "plain") + 16 * has_sinks
+
+
+def _work(kind: str, dtype: str, head_dim: int, block_n: int, num_read: int = 2) -> Work:
+    """Keys and values of 64 tokens for one head; one of both with a `num_read` of 1."""
+    row = row_bytes(head_dim, CODES.get(kind, torch.bfloat16 if dtype == "bf16" else torch.float32))
+    return Work("64 keys", block_n / 64, num_read * 64 * row, is_shared=True)
+
+
+def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> AotSpec:
+    signature = {**aot_signature("*i32", "bf16"), "query_ptr": "*i64"}
+    constants = aot_constants(KINDS[kind], has_window, head_dim)
+    for name in ("BLOCK_D", "VALUE_DIM", "REST", "VALUES_ARE_KEYS"):
+        del constants[name]
+    return AotSpec(
+        _fragment_decode_kernel,
+        f"{kind} cache, {rows} rows of {head_dim}{', window' if has_window else ''}",
+        {**signature, "parts_ptr": "*fp32", "counters_ptr": "*i32", **_COUNTS},
+        {
+            **constants,
+            "EIGHTS": rows // 8,
+            "WARPS": FRAGMENT_WARPS,
+            "MIN_TURNS": MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
+            "MAX_PARTS": MAX_SPLITS,
+            "PTX": True,
+        },
+        FRAGMENT_WARPS,
+        max_stack=16,  # values from before the loop
+        work=_work(kind, "bf16", head_dim, FRAGMENT_WARPS * KEYS_EACH),
+    )
+
+
+AOT_SPECS = [
+    *(_fragment_spec(kind, 8, 128, has_window=False) for kind in CODES),
+    _fragment_spec("int8", 16, 128, has_window=False),
+    _fragment_spec("int8", 8, 64, has_window=True),
+    *(_spec(kind, 16, ALL) for kind in KINDS),
+    _spec("plain", 16, (90, 100, 120), overlaps=True),
+    _spec("plain", 32, ALL),
+    _spec("plain", 64, ALL),
+    *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
+    *(_spec("plain", rows, group, head_dim=512) for rows in (16, 32) for group in (NARROW, WIDE)),
+    *(
+        _spec(kind, rows, group, head_dim=576, value_dim=512)
+        for rows in (16, 32)
+        for kind in KINDS
+        for group in (NARROW, WIDE)
+    ),
+    _spec("plain", 16, ALL, head_dim=256, has_cap=True),
+    _spec("plain", 16, ALL, head_dim=64, has_sinks=True),
+    *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),
+    _spec("plain", 16, ALL, "fp32", 512),
+    _spec("plain", 16, ALL, "fp32", 576, value_dim=512),
+]

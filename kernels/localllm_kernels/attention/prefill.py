@@ -1,0 +1,345 @@
+"""Attention of many new tokens per request, causal over a cached prefix and the new tokens.
+
+The formula and the layout are those of `paged_attention.py`. A program takes a tile of queries of
+one request, for the heads that share a key/value head, over all the keys that they see. It finds
+its request by binary search: the tiles of request i are numbered from starts[i] // BLOCK_Q + i on,
+so that none is missing; a tile after the last query has nothing to do. (vLLM's unified kernel
+numbers its tiles in this way; pull request 16828.)
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.parts import add_parts, tiles_of_part
+from localllm_kernels.attention.tiles import (
+    ALL,
+    LOG2_E,
+    NARROW,
+    SCORE_TYPES,
+    TYPE_BYTES,
+    WIDE,
+    aot_constants,
+    aot_signature,
+    attend_tiles,
+    head_constants,
+    score_arguments,
+    score_words,
+)
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import (
+    CACHE_TYPES,
+    KINDS,
+    Workspace,
+    cache_kind,
+    cache_pointers,
+)
+
+NUM_WARPS = 8
+MIN_SPLIT_KEYS = 512
+
+
+@triton.jit
+def _request_of(starts_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile is not after `tile`."""
+    low, high = 0, num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first_tile = tl.load(starts_ptr + middle) // BLOCK_Q + middle
+        if first_tile <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_blocks", "num_splits", "least_queries"])
+def _prefill_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    tables_ptr,
+    starts_ptr,
+    lengths_ptr,
+    out_ptr,
+    parts_ptr,
+    counters_ptr,
+    sinks_ptr,
+    scale,
+    window,
+    cap,
+    max_blocks,
+    num_seqs,
+    num_splits,
+    least_queries,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    seq = _request_of(starts_ptr, tile, num_seqs, BLOCK_Q)
+    first_query = tl.load(starts_ptr + seq)
+    num_queries = tl.load(starts_ptr + seq + 1) - first_query
+    skipped = (tile - (first_query // BLOCK_Q + seq)) * BLOCK_Q
+    # Requests with fewer queries belong to another launch.
+    if (skipped >= num_queries) | (num_queries < least_queries):
+        return
+    length = tl.load(lengths_ptr + seq).to(tl.int32)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_D)
+    token, head = skipped + rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_row = (rows < BLOCK_Q * GROUP) & (token < num_queries)
+    is_inside = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    head_row = ((first_query + token).to(tl.int64) * HEADS + head)[:, None]
+    at = head_row * HEAD_DIM + columns[None, :]
+    query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    rest = query
+    if REST:
+        others = VALUE_DIM + tl.arange(0, REST)
+        is_other = is_row[:, None] & (others < HEAD_DIM)[None, :]
+        at = head_row * HEAD_DIM + others[None, :]
+        rest = tl.load(query_ptr + at, mask=is_other, other=0.0)
+        at = head_row * VALUE_DIM + columns[None, :]
+    first_position = length - num_queries
+    positions = first_position + token
+    first_key = 0
+    if HAS_WINDOW:
+        oldest = tl.maximum(first_position + skipped - window + 1, 0)
+        first_key = oldest // BLOCK_N * BLOCK_N
+    end_key = tl.minimum(first_position + skipped + BLOCK_Q, length)
+    num_tiles = tl.cdiv(end_key - first_key, BLOCK_N)
+    low, high, num_parts = 0, num_tiles, 1
+    if MAX_PARTS > 1:
+        low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
+        if split >= num_parts:
+            return
+    sinks = 0.0
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + head) * 1.4426950408889634  # log2(e)
+        sinks = tl.where(split == 0, sinks, float("-inf"))
+    most, total, values = attend_tiles(
+        query,
+        rest,
+        positions,
+        key_ptr,
+        value_ptr,
+        key_scales_ptr,
+        value_scales_ptr,
+        tables_ptr + seq.to(tl.int64) * max_blocks,
+        kv_head,
+        first_key + low * BLOCK_N,
+        tl.minimum(first_key + high * BLOCK_N, end_key),
+        length,
+        scale,
+        window,
+        cap,
+        sinks,
+        KV_HEADS,
+        HEAD_DIM,
+        VALUE_DIM,
+        REST,
+        VALUES_ARE_KEYS,
+        CACHE_BLOCK,
+        KIND,
+        HAS_WINDOW,
+        NUM_HIDDEN,
+        HAS_CAP,
+        HAS_SINKS,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    if num_parts > 1:
+        task = tile * KV_HEADS + kv_head
+        parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
+        total, values, is_done = add_parts(
+            most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
+            BLOCK_M, BLOCK_D, MAX_PARTS, 1,
+        )  # fmt: skip
+        if not is_done:
+            return
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
+    result = values / total[:, None]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
+    """Rows, and keys at a time, that fit into registers and shared memory."""
+    is_wide, row_bytes = capability in WIDE, block_d * itemsize
+    if itemsize == 4:  # products on the plain cores, which keep much more in registers
+        return (16 if row_bytes > 1024 else 32, 16) if row_bytes > 512 else (64, 32)
+    if row_bytes > 512:
+        return 32, 32
+    if row_bytes > 256:
+        return 64, 64 if is_wide else 32
+    return 128 if is_wide else 64, 64
+
+
+def _max_splits(itemsize: int) -> int:
+    """The most programs that share keys: one for float32, which already fills the registers."""
+    return 1 if itemsize == 4 else 32
+
+
+def paged_attention_prefill(
+    query: Tensor,
+    cache: KVCache,
+    workspace: Workspace,
+    *,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+    num_hidden: int = 0,
+    value_dim: int | None = None,
+    num_splits: int | None = None,
+    least_queries: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See paged_attention_reference. Rows after the last request are not written, nor those of
+    requests with fewer than `least_queries`; `out`: the tensor that the others are written to.
+
+    `num_splits`: programs that may share the keys of a tile of queries, except in float32; None: as
+    many as fill the device. Each has at least MIN_SPLIT_KEYS.
+    """
+    num_tokens, heads, head_dim = query.shape
+    _, kv_heads, cache_block, _ = cache.key.shape
+    num_seqs, max_blocks = block_tables.shape
+    value_dim = head_dim if value_dim is None else value_dim
+    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
+    if num_seqs == 0:
+        return out
+    group = heads // kv_heads
+    widths = head_constants(head_dim, value_dim)
+    block_d = widths["BLOCK_D"]
+    block_m, block_n = _tile(block_d, query.itemsize, workspace.capability)
+    block_m = max(block_m, triton.next_power_of_2(group))
+    block_q = block_m // group
+    num_tiles = num_tokens // block_q + num_seqs
+    num_tasks = num_tiles * kv_heads
+    max_splits = _max_splits(query.itemsize)
+    if num_splits is None:
+        # Existing tiles fill the device better than parts that have to be added up; tiles of
+        # requests that belong to other launches do not count, since they return at once.
+        prompts = min(num_seqs, num_tokens // max(1, least_queries))
+        wanted = workspace.splits_for((num_tokens // block_q + prompts) * kv_heads)
+        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
+        num_splits = max(1, min(wanted, most))
+    num_splits = min(num_splits, max_splits)
+    num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    pointers = cache_pointers(cache)
+    _prefill_kernel[(num_tiles, kv_heads, num_splits)](
+        query,
+        *pointers,
+        block_tables,
+        cu_seqlens_q,
+        seq_lens,
+        out,
+        workspace.parts(num_parts * block_m * (block_d + 2)),
+        workspace.counters(num_tasks),
+        scale=scale * LOG2_E,
+        window=window or 0,
+        max_blocks=max_blocks,
+        num_seqs=num_seqs,
+        num_splits=num_splits,
+        least_queries=least_queries,
+        **score_arguments(cap, sinks, pointers[0]),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        CACHE_BLOCK=cache_block,
+        KIND=cache_kind(cache),
+        HAS_WINDOW=window is not None,
+        NUM_HIDDEN=num_hidden,
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        **widths,
+        VALUES_ARE_KEYS=cache.values_are_keys,
+        MIN_TILES=MIN_SPLIT_KEYS // block_n,
+        MAX_PARTS=max_splits,
+        num_warps=NUM_WARPS,
+    )
+    return out
+
+
+_SPLIT_TYPES = {
+    "parts_ptr": "*fp32",
+    "counters_ptr": "*i32",
+    **dict.fromkeys(("num_seqs", "num_splits", "least_queries"), "i32"),
+}
+
+
+def _spec(
+    kind: str,
+    targets: tuple[int, ...],
+    dtype: str = "bf16",
+    head_dim: int = 128,
+    *,
+    value_dim: int | None = None,
+    has_window: bool = False,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+) -> AotSpec:
+    block_m, block_n = _tile(value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
+    key_bytes = head_dim * TYPE_BYTES[dtype]
+    num_read = 2 if value_dim is None else 1  # keys and values, or rows that are both
+    return AotSpec(
+        _prefill_kernel,
+        f"{dtype}, {kind} cache, heads of {head_dim}{score_words(has_window, has_cap, has_sinks)}",
+        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **SCORE_TYPES, **_SPLIT_TYPES},
+        {
+            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
+            "HAS_CAP": has_cap,
+            "HAS_SINKS": has_sinks,
+            "BLOCK_Q": block_m // (4 if value_dim is None else 16),
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "MIN_TILES": MIN_SPLIT_KEYS // block_n,
+            "MAX_PARTS": _max_splits(TYPE_BYTES[dtype]),
+        },
+        NUM_WARPS,
+        # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6.
+        max_stack=24 if dtype == "fp32" else 0,
+        only=targets,
+        work=Work("64 keys", block_n / 64, num_read * 64 * key_bytes, is_shared=True),
+    )
+
+
+AOT_SPECS = [
+    *(_spec(kind, targets) for kind in KINDS for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, has_window=True) for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, head_dim=dim) for dim in (256, 512) for targets in (NARROW, WIDE)),
+    *(
+        _spec(kind, targets, head_dim=576, value_dim=512)
+        for kind in KINDS
+        for targets in (NARROW, WIDE)
+    ),
+    *(_spec("plain", targets, head_dim=256, has_cap=True) for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, head_dim=64, has_sinks=True) for targets in (NARROW, WIDE)),
+    _spec("plain", ALL, "fp32", head_dim=576, value_dim=512),
+    *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256, 512)),
+]

@@ -1,0 +1,264 @@
+"""The operations between the query-key-value product and attention, as one operator.
+
+Queries and keys are normed head by head if the model does so (Qwen3), and rotated by their
+positions; the new keys and values are written to their slots of the paged cache. Values may be
+normed too, without a weight, and may be the keys before their norm and rotation (Gemma 4). Each
+program of the kernel takes one head of one token.
+"""
+
+from dataclasses import replace
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.rotary import apply_rotary_reference
+from localllm_kernels.attention.store_kv import store_kv_reference
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import (
+    CACHE_TYPES,
+    KINDS,
+    cache_kind,
+    cache_pointers,
+    present,
+)
+from localllm_kernels.pointwise.rms_norm import rms_norm_reference
+from localllm_kernels.primitives.e4m3 import to_e4m3
+
+
+@triton.jit
+def _store_row(
+    values, cache_ptr, scales_ptr, row, columns, inside, HEAD_DIM: tl.constexpr, KIND: tl.constexpr
+):
+    """Store a key or value, float32 [BLOCK], in row `row` of its cache."""
+    at = cache_ptr + row * HEAD_DIM + columns
+    if KIND == 0:
+        tl.store(at, values.to(cache_ptr.dtype.element_ty), mask=inside)
+    else:
+        limit = 127.0 if KIND == 1 else 448.0
+        largest = tl.max(tl.abs(values), axis=0)
+        factor = tl.where(largest > 0.0, limit / largest, 0.0)
+        codes = tl.minimum(tl.maximum(values * factor, -limit), limit)
+        # Values that are not finite make the scale NaN (or infinite), and so all that is read.
+        tl.store(scales_ptr + row, largest / limit + tl.sum(values - values, axis=0))
+        if KIND == 1:
+            # Adding this number rounds to a whole number, half to even.
+            whole = (codes + 12582912.0) - 12582912.0
+            tl.store(at, whole.to(tl.int8), mask=inside)
+        else:
+            tl.store(at, to_e4m3(codes), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_stored"])
+def _rotate_and_store_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    slots_ptr,
+    num_stored,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = qkv_ptr.dtype.element_ty
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HEAD_DIM
+    is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    if HAS_VALUES:
+        start = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    else:
+        own = tl.where(is_value, head - KV_HEADS, head)
+        start = qkv_ptr + (token * (HEADS + KV_HEADS) + own) * HEAD_DIM
+    if not is_query and token >= num_stored:
+        return
+    kv_row = tl.zeros([], tl.int64)
+    if not is_query:
+        kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
+        slot = tl.load(slots_ptr + token)
+        if slot < 0:
+            return
+        block = slot // CACHE_BLOCK * KV_HEADS + kv_head
+        kv_row = block * CACHE_BLOCK + slot % CACHE_BLOCK
+    # Sums and products are in float32, and rounded where torch's operators round.
+    x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
+    if is_value:
+        if NORMS_VALUES:
+            x *= tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+            x = x.to(dtype).to(tl.float32)
+        _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        return
+    # The other of each pair: first + half, or second - half.
+    is_first = columns < HALF
+    others = tl.where(is_first, columns + HALF, columns - HALF)
+    y = tl.load(start + others, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+        norm_ptr = query_norm_ptr if is_query else key_norm_ptr
+        weight = tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        weight_y = tl.load(norm_ptr + others, mask=inside, other=0.0).to(tl.float32)
+        x, y = x * scale, y * scale
+        if query_norm_ptr.dtype.element_ty != tl.float32:
+            x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
+        x, y = (weight * x).to(dtype).to(tl.float32), (weight_y * y).to(dtype).to(tl.float32)
+    pair = tl.where(is_first, columns, columns - HALF)
+    cos = tl.load(cos_ptr + token * HALF + pair, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + token * HALF + pair, mask=inside, other=0.0)
+    turned = x * cos + y * tl.where(is_first, -sin, sin)
+    if is_query:
+        at = query_ptr + (token * HEADS + head) * HEAD_DIM + columns
+        tl.store(at, turned.to(dtype), mask=inside)
+    else:
+        rounded = turned.to(dtype).to(tl.float32)
+        _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cache: KVCache | None,
+    slot_mapping: Tensor,
+    *,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    has_values: bool = True,
+    norms_values: bool = False,
+) -> Tensor:
+    """See rotate_and_store_reference."""
+    qkv = qkv.contiguous()
+    num_tokens, all_heads, head_dim = qkv.shape
+    _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape
+    heads = all_heads - (2 if has_values else 1) * kv_heads
+    query = qkv.new_empty(num_tokens, heads, head_dim)
+    pointers = 4 * (qkv,) if cache is None else cache_pointers(cache)
+    _rotate_and_store_kernel[(num_tokens, heads + 2 * kv_heads)](
+        qkv,
+        cos,
+        sin,
+        present(query_norm, qkv),
+        present(key_norm, qkv),
+        query,
+        *pointers,
+        slot_mapping,
+        slot_mapping.shape[0],
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        CACHE_BLOCK=cache_block,
+        HAS_NORM=query_norm is not None,
+        HAS_VALUES=has_values,
+        NORMS_VALUES=norms_values,
+        KIND=KINDS["plain"] if cache is None else cache_kind(cache),
+        BLOCK=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
+    return query
+
+
+def rotate_and_store_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cache: KVCache | None,
+    slot_mapping: Tensor,
+    *,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+    has_values: bool = True,
+    norms_values: bool = False,
+) -> Tensor:
+    """The queries, [num_tokens, num_heads, head_dim].
+
+    `qkv`: [num_tokens, num_heads + 2 · num_kv_heads, head_dim], without the last num_kv_heads if
+    not `has_values` (keys are values then), and the queries alone without a `cache`; `cos`, `sin`:
+    float32 [num_tokens, head_dim / 2]; `cache` is changed in place; norms: [head_dim] each, both or
+    neither. Rows after those of `slot_mapping` are padding.
+    """
+    kv_heads = 0 if cache is None else cache.key.shape[1]
+    heads = qkv.shape[1] - (2 if has_values else 1) * kv_heads
+    query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, -kv_heads:]
+    if query_norm is not None:
+        query = rms_norm_reference(query, query_norm, eps)
+    query = apply_rotary_reference(query, cos, sin)
+    if cache is None:
+        return query
+    if key_norm is not None:
+        key = rms_norm_reference(key, key_norm, eps)
+    if norms_values:
+        value = rms_norm_reference(value, value.new_ones(value.shape[-1]), eps)
+    key = apply_rotary_reference(key, cos, sin)
+    store_kv_reference(key, value, cache, slot_mapping)
+    return query
+
+
+_POINTERS = ("qkv_ptr", "query_ptr")
+
+
+def _spec(
+    kind: str, *, norm_type: str = "*bf16", head_dim: int = 128, has_own_values: bool = True
+) -> AotSpec:
+    cache_type = CACHE_TYPES[kind] or "*bf16"
+    words = "" if norm_type == "*bf16" else ", norms in float32"
+    return AotSpec(
+        _rotate_and_store_kernel,
+        f"{kind} cache{words}{'' if has_own_values else ', keys as values'}",
+        {
+            **dict.fromkeys(_POINTERS, "*bf16"),
+            **dict.fromkeys(("query_norm_ptr", "key_norm_ptr"), norm_type),
+            **dict.fromkeys(("cos_ptr", "sin_ptr", "key_scales_ptr", "value_scales_ptr"), "*fp32"),
+            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type),
+            "slots_ptr": "*i64",
+            "num_stored": "i32",
+            "eps": "fp32",
+        },
+        {
+            "HEADS": 32,
+            "KV_HEADS": 8,
+            "HEAD_DIM": head_dim,
+            "CACHE_BLOCK": 16,
+            "HAS_NORM": True,
+            "HAS_VALUES": has_own_values,
+            "NORMS_VALUES": not has_own_values,
+            "KIND": KINDS[kind],
+            "BLOCK": head_dim,
+        },
+        num_warps=1,
+        work=Work("value", head_dim, 4),
+    )
+
+
+def _row_spec(kind: str) -> AotSpec:
+    """The rows of latent attention, which are stored as they are."""
+    spec = _spec(kind, head_dim=576, has_own_values=False)
+    changes = {"HEADS": 0, "KV_HEADS": 1, "HAS_NORM": False, "NORMS_VALUES": False, "BLOCK": 1024}
+    return replace(
+        spec, label=f"{kind} cache, rows of 576", constants={**spec.constants, **changes}
+    )
+
+
+AOT_SPECS = [
+    *(_spec(kind) for kind in CACHE_TYPES),
+    _spec("plain", norm_type="*fp32", head_dim=256),
+    _spec("plain", norm_type="*fp32", head_dim=512, has_own_values=False),
+    *(_row_spec(kind) for kind in CACHE_TYPES),
+]

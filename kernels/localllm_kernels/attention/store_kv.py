@@ -1,0 +1,36 @@
+"""Write new keys and values to their slots of the paged cache.
+
+Slot s is row `s % block_size` of block `s // block_size`; a row whose slot is -1 is not written.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows
+
+
+def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
+    """Store the first `len(slot_mapping)` rows; any rows after them are padding.
+
+    `key`, `value`: [num_tokens, num_kv_heads, head_dim]; `cache` is changed in place; rows are
+    rounded to its dtype; `slot_mapping`: int64.
+    """
+    num_tokens, (_, kv_heads, block_size, head_dim) = slot_mapping.shape[0], cache.key.shape
+    is_stored = slot_mapping >= 0
+    slot_mapping = slot_mapping[is_stored]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    heads = torch.arange(kv_heads, device=slot_mapping.device)
+    rows = ((blocks[:, None] * kv_heads + heads) * block_size + offsets[:, None]).flatten()
+    for stored, scales, new in (
+        (cache.key, cache.key_scales, key),
+        (cache.value, cache.value_scales, value),
+    ):
+        new_rows = new[:num_tokens][is_stored].reshape(-1, head_dim)
+        if scales is None:
+            stored.view(-1, head_dim).index_copy_(0, rows, new_rows.to(stored.dtype))
+            continue
+        assert stored.dtype in CODE_LIMITS
+        codes, new_scales = quantize_rows(new_rows, stored.dtype)
+        # As bytes, since most operators do not support float8.
+        stored.view(torch.uint8).view(-1, head_dim).index_copy_(0, rows, codes.view(torch.uint8))
+        scales.view(-1).index_copy_(0, rows, new_scales)

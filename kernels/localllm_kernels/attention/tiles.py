@@ -1,0 +1,207 @@
+"""One tile of keys after another, for the rows of one program; both attention kernels use this.
+
+Softmax is online (Milakov and Gimelshein 2018) and in base 2. Rows are queries times the heads that
+share a key/value head, so a key is read once for all of them. The scales of an 8-bit cache are
+applied to the columns of scores and weights, not to keys and values. A sink (see
+paged_attention.py) is where a row's running maximum and sum start.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.compiling.launch import present
+from localllm_kernels.primitives.e4m3 import from_e4m3
+
+LOG2_E = 1.4426950408889634
+# Capabilities of GPUs with products of wide tiles and much shared memory, and of the others.
+WIDE, NARROW = (90, 100), (80, 86, 89, 120)
+ALL = (*NARROW, *WIDE)
+# The least width of what is multiplied.
+MIN_DOT = 16
+TYPE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@triton.jit
+def load_codes(pointers, mask, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Keys or values as `dtype`, without their scales."""
+    codes = tl.load(pointers, mask=mask, other=0)
+    if KIND == 2:
+        return from_e4m3(codes).to(dtype)
+    return codes.to(dtype)
+
+
+@triton.jit
+def attend_tiles(
+    query,
+    rest,
+    positions,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    table_ptr,
+    kv_head,
+    first_key,
+    end_key,
+    length,
+    scale,
+    window,
+    cap,
+    sinks,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Maximum [BLOCK_M], sum [BLOCK_M] and weighted values [BLOCK_M, BLOCK_D] of a run of keys.
+
+    `query`: the first VALUE_DIM numbers of HEAD_DIM, [BLOCK_M, BLOCK_D], at `positions` [BLOCK_M];
+    `rest`: the others, [BLOCK_M, REST], not read if REST is 0; of values only VALUE_DIM numbers are
+    read. The keys are those from `first_key`, a
+    multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
+    are in base 2; a sink is minus infinity where another run of keys counts it.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < VALUE_DIM
+    others = VALUE_DIM + tl.arange(0, REST if REST else 1)
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        most = sinks
+        total = tl.where(sinks > float("-inf"), 1.0, 0.0)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first_key, end_key, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        is_key = keys < length
+        block = tl.load(table_ptr + keys // CACHE_BLOCK, mask=is_key, other=0).to(tl.int64)
+        row = (block * KV_HEADS + kv_head) * CACHE_BLOCK + keys % CACHE_BLOCK
+        key = load_codes(
+            key_ptr + row[None, :] * HEAD_DIM + columns[:, None],
+            is_key[None, :] & is_column[:, None],
+            query.dtype,
+            KIND,
+        )
+        scores = tl.dot(query, key, input_precision="ieee")
+        if REST:
+            further = load_codes(
+                key_ptr + row[None, :] * HEAD_DIM + others[:, None],
+                is_key[None, :] & (others < HEAD_DIM)[:, None],
+                query.dtype,
+                KIND,
+            )
+            scores = tl.dot(rest, further, scores, input_precision="ieee")
+        scores *= scale
+        if KIND != 0:
+            scores *= tl.load(key_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+        if HAS_CAP:
+            # cap · tanh(score / cap), of scores that are log2(e) times as large
+            scores = cap - 2 * cap / (1 + tl.exp2(scores * (2.8853900817779268 / cap)))
+        is_seen = keys[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            is_seen &= keys[None, :] > positions[:, None] - window
+        if NUM_HIDDEN:
+            is_seen &= keys[None, :] >= NUM_HIDDEN
+        scores = tl.where(is_seen, scores, float("-inf"))
+        most_now = tl.maximum(most, tl.max(scores, axis=1))
+        # If a row has seen nothing yet, nothing is subtracted from its minus infinities.
+        reference = tl.where(most_now == float("-inf"), 0.0, most_now)
+        weights = tl.exp2(scores - reference[:, None])
+        keep = tl.exp2(most - reference)
+        total = total * keep + tl.sum(weights, axis=1)
+        if KIND != 0:
+            weights *= tl.load(value_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+        if VALUES_ARE_KEYS:
+            value = tl.trans(key)
+        else:
+            value = load_codes(
+                value_ptr + row[:, None] * HEAD_DIM + columns[None, :],
+                is_key[:, None] & is_column[None, :],
+                query.dtype,
+                KIND,
+            )
+        values = values * keep[:, None] + tl.dot(
+            weights.to(query.dtype), value, input_precision="ieee"
+        )
+        most = most_now
+    return most, total, values
+
+
+def aot_signature(cache_type: str, dtype: str) -> dict[str, str]:
+    """Types of the arguments that both kernels have; `cache_type`: that of keys and values."""
+    return {
+        "query_ptr": f"*{dtype}",
+        "key_ptr": cache_type,
+        "value_ptr": cache_type,
+        "key_scales_ptr": "*fp32",
+        "value_scales_ptr": "*fp32",
+        "tables_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "lengths_ptr": "*i64",
+        "out_ptr": f"*{dtype}",
+        "scale": "fp32",
+        "window": "i32",
+        "max_blocks": "i32",
+    }
+
+
+# The types of the arguments that only the kernels of this file's tiles take.
+SCORE_TYPES = {"sinks_ptr": "*fp32", "cap": "fp32"}
+
+
+def score_arguments(
+    cap: float | None, sinks: Tensor | None, instead: Tensor
+) -> dict[str, Tensor | float | bool]:
+    """A cap and sinks as the kernels take them; `instead`: a tensor that stands for no sinks."""
+    return {
+        "sinks_ptr": present(sinks, instead),
+        "cap": 0.0 if cap is None else cap * LOG2_E,
+        "HAS_CAP": cap is not None,
+        "HAS_SINKS": sinks is not None,
+    }
+
+
+def head_constants(head_dim: int, value_dim: int) -> dict[str, int]:
+    """How a head's numbers are divided: those that values have too, and the others."""
+    rest = head_dim - value_dim
+    return {
+        "VALUE_DIM": value_dim,
+        "REST": max(MIN_DOT, triton.next_power_of_2(rest)) if rest else 0,
+        "BLOCK_D": max(MIN_DOT, triton.next_power_of_2(value_dim)),
+    }
+
+
+def aot_constants(
+    kind: int, has_window: bool, head_dim: int, value_dim: int | None = None
+) -> dict[str, object]:
+    """Sizes of an 8B model for both kernels, with heads of `head_dim`; those of DeepSeek V2 Lite
+    where values have fewer numbers.
+    """
+    is_latent = value_dim is not None
+    return {
+        "HEADS": 16 if is_latent else 32,
+        "KV_HEADS": 1 if is_latent else 8,
+        "HEAD_DIM": head_dim,
+        "CACHE_BLOCK": 16,
+        "KIND": kind,
+        "HAS_WINDOW": has_window,
+        "NUM_HIDDEN": 0,
+        **head_constants(head_dim, value_dim or head_dim),
+        "VALUES_ARE_KEYS": is_latent,
+    }
+
+
+def score_words(has_window: bool, has_cap: bool, has_sinks: bool) -> str:
+    """What is done to scores, for the name of a kernel."""
+    found = {"window": has_window, "cap": has_cap, "sinks": has_sinks}
+    return "".join(f", {name}" for name, is_there in found.items() if is_there)

@@ -1,0 +1,1 @@
+"""How kernels are compiled, chosen, launched and counted."""

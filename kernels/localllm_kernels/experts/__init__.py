@@ -1,0 +1,1 @@
+"""Mixtures of experts: the choice of experts, and their products."""

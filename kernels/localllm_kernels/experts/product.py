@@ -1,0 +1,399 @@
+"""Products of experts: each pair of a row and one of its experts is multiplied with that expert's
+weight.
+
+    y[pair, n] = Σ_g scale[e, n, g] · Σ_{k in g} (code[e, n, k] − zero[e, n, g]) · x[row, k]
+
+For few pairs each is a task of its own, and nothing is sorted; else a task is some pairs of one
+expert (`experts/tasks.py`), which read its weight once. A task's rows are the columns of the matrix
+units' products and the outputs their rows, and inputs are added up in one order. So a pair's result
+has the same bits in any task, by itself or among others.
+
+The gate can be included: then a program computes the same outputs of gate and up. A weight of one
+expert is that of a plain product.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import present
+from localllm_kernels.experts.stacked_weight import (
+    STACKED_KINDS,
+    STEP,
+    StackedWeight,
+    unpack_halves,
+)
+from localllm_kernels.experts.tasks import Tasks
+from localllm_kernels.pointwise.gate import (
+    GateKind,
+    gate_constants,
+    gate_reference,
+    gated,
+    parts_of,
+)
+from localllm_kernels.primitives.e4m3 import from_e4m3
+
+OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units
+FEW = 16  # pairs of a task, the least that Triton multiplies
+MANY = 32
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@triton.jit
+def _values(codes, zeros, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Codes as values, without their scale; exact. `zeros`: [outputs], for 4-bit integers."""
+    if KIND == 2:
+        return from_e4m3(codes).to(dtype)
+    if KIND == 3:
+        # A mantissa of 128 or of 1,024, with the same excess in the zero.
+        if dtype == tl.bfloat16:
+            wide = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+            return wide - (zeros.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)[:, None]
+        if dtype == tl.float16:
+            wide = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+            return wide - (zeros.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)[:, None]
+        return codes.to(dtype) - zeros.to(dtype)[:, None]
+    if KIND == 4:
+        # The exponent and the fraction where the type has them; a power of two puts the bias right.
+        if dtype == tl.float32:
+            bits = codes.to(tl.int32)
+            small = ((bits & 8) << 28 | (bits & 7) << 22).to(tl.float32, bitcast=True)
+            return small * 8.507059173023462e37  # 2^126
+        bits = codes.to(tl.int16)
+        if dtype == tl.float16:
+            small = ((bits & 8) << 12 | (bits & 7) << 9).to(tl.float16, bitcast=True)
+            return small * 16384.0
+        small = ((bits & 8) << 12 | (bits & 7) << 6).to(tl.bfloat16, bitcast=True)
+        return small * 8.507059173023462e37
+    return codes.to(dtype)
+
+
+@triton.jit
+def _power(exponents, dtype: tl.constexpr):
+    """2^(exponent - 127) in a type with the exponents of float32."""
+    # Of 0, the bits are those of 2^-127, below the normal numbers.
+    if dtype == tl.bfloat16:
+        bits = exponents.to(tl.int16)
+        return tl.where(bits == 0, 1 << 6, bits << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    bits = exponents.to(tl.int32)
+    return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _add_step(
+    acc,
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    row_at,
+    is_row,
+    columns,
+    is_column,
+    start,
+    width_in,
+    num_groups,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """`acc` [outputs, pairs] plus STEP inputs from `start` on."""
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    part = tl.zeros_like(acc)
+    zeros = tl.full(columns.shape, 8, tl.uint8)
+    if KIND != 0:
+        of_group = columns.to(tl.int64) * num_groups + start // GROUP
+        if HAS_ZEROS:
+            zeros = tl.load(zeros_ptr + of_group, mask=is_column, other=0)
+    if KIND >= 3:
+        inside = tl.arange(0, STEP // 2)
+        low = start + inside // 16 * 32 + inside % 16
+        is_low = low < width_in
+        x_low = tl.load(
+            x_ptr + row_at[None, :] + low[:, None],
+            mask=is_row[None, :] & is_low[:, None],
+            other=0.0,
+        )
+        x_high = tl.load(
+            x_ptr + row_at[None, :] + low[:, None] + 16,
+            mask=is_row[None, :] & is_low[:, None],
+            other=0.0,
+        )
+        at = columns.to(tl.int64)[:, None] * (width_in // 2) + (start // 2 + inside)[None, :]
+        codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_low[None, :], other=0)
+        low_values, high_values = (
+            _values(codes & 15, zeros, dtype, KIND),
+            _values(codes >> 4, zeros, dtype, KIND),
+        )
+        if KIND == 4:
+            # A step has several groups: each value gets its scale, which is exact.
+            GROUPS: tl.constexpr = STEP // 32
+            groups = start // 32 + tl.arange(0, GROUPS)
+            of_groups = columns.to(tl.int64)[:, None] * num_groups + groups[None, :]
+            is_group = is_column[:, None] & (groups < num_groups)[None, :]
+            powers = _power(tl.load(scales_ptr + of_groups, mask=is_group, other=0), dtype)
+            shape: tl.constexpr = [columns.shape[0], STEP // 2]
+            spread = tl.broadcast_to(powers[:, :, None], [columns.shape[0], GROUPS, 16])
+            scales = tl.reshape(spread, shape)
+            low_values, high_values = low_values * scales, high_values * scales
+        part = tl.dot(low_values, x_low, part, input_precision="ieee")
+        part = tl.dot(high_values, x_high, part, input_precision="ieee")
+    else:
+        inputs = start + tl.arange(0, STEP)
+        is_input = inputs < width_in
+        x = tl.load(
+            x_ptr + row_at[None, :] + inputs[:, None],
+            mask=is_row[None, :] & is_input[:, None],
+            other=0.0,
+        )
+        at = columns.to(tl.int64)[:, None] * width_in + inputs[None, :]
+        codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
+        part = tl.dot(_values(codes, zeros, dtype, KIND), x, part, input_precision="ieee")
+    if KIND != 0 and KIND != 4:
+        part *= tl.load(scales_ptr + of_group, mask=is_column, other=0).to(tl.float32)[:, None]
+    return acc + part
+
+
+@triton.jit
+def _experts_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    chosen_ptr,
+    order_ptr,
+    table_ptr,
+    slots_ptr,
+    out_ptr,
+    top_k,
+    width_in,
+    width_out,
+    num_groups,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_TASKS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
+    GATE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    CUBE: tl.constexpr,
+    STEEP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """`top_k`: pairs that read the same row of x; GATE: -1 for none."""
+    has_up: tl.constexpr = GATE >= 0 and GATE != 3
+    task = tl.program_id(1)
+    inside = tl.arange(0, PAIRS)
+    if HAS_TASKS:
+        expert = tl.load(table_ptr + 3 * task)
+        first = tl.load(table_ptr + 3 * task + 1)
+        count = tl.load(table_ptr + 3 * task + 2)
+        is_row = inside < count
+        pairs = tl.load(order_ptr + first + inside, mask=is_row, other=0)
+    else:
+        expert = tl.load(chosen_ptr + task)
+        count = 1
+        is_row = inside < count
+        pairs = task + inside
+    if HAS_SLOTS:
+        expert = tl.load(slots_ptr + expert)
+    if (count == 0) | (expert < 0):
+        return
+    outputs = width_out // 2 if has_up else width_out
+    columns = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_column = columns < outputs
+    row_at = (pairs // top_k).to(tl.int64) * width_in
+    of_expert = expert.to(tl.int64) * width_out
+    bytes_each = width_in // 2 if KIND >= 3 else width_in
+    codes_ptr += of_expert * bytes_each
+    scales_ptr += of_expert * num_groups
+    zeros_ptr += of_expert * num_groups
+    acc = tl.zeros([OUTPUTS, PAIRS], tl.float32)
+    up = tl.zeros([OUTPUTS, PAIRS], tl.float32)
+    for start in range(0, width_in, STEP):
+        acc = _add_step(
+            acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns, is_column,
+            start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
+        )  # fmt: skip
+        if has_up:
+            up = _add_step(
+                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
+                is_column, start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
+            )  # fmt: skip
+    if HAS_BIAS:
+        bias_ptr += of_expert
+        acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
+    if GATE >= 0:
+        if HAS_BIAS and has_up:
+            bias = tl.load(bias_ptr + outputs + columns, mask=is_column, other=0.0)
+            up += bias.to(tl.float32)[:, None]
+        acc = gated(acc, up, GATE, SLOPE, CUBE, STEEP, LIMIT)
+    at = pairs.to(tl.int64)[None, :] * outputs + columns[:, None]
+    is_inside = is_row[None, :] & is_column[:, None]
+    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Who multiplies with whom. `chosen`: int32 [rows, top_k]; `tasks`: None for a task per pair;
+    `slots`: int32 [experts], where in a weight each expert is, -1 for those to be left out; None if
+    all are in their places.
+    """
+
+    chosen: Tensor
+    tasks: Tasks | None = None
+    slots: Tensor | None = None
+
+
+def step_of(kind: str, group: int) -> int:
+    """The inputs that a program multiplies at once: at most a group."""
+    return min(STEP, group) if kind == "int4" else STEP
+
+
+def expert_product(
+    x: Tensor,
+    weight: StackedWeight,
+    pairs: Pairs,
+    gate: GateKind | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`x`: [rows, in], or [rows · top_k, in], a row for each pair -> [rows · top_k, out], in the
+    order of the pairs; with the gate, half as wide. Pairs that are left out are not written to
+    `out`.
+    """
+    x = x.contiguous()
+    num_pairs = pairs.chosen.numel()
+    outputs = weight.width_out // (1 if gate is None else parts_of(gate))
+    if out is None:
+        out = x.new_empty(num_pairs, outputs)
+    if num_pairs == 0:
+        return out
+    tasks = pairs.tasks
+    num_tasks = num_pairs if tasks is None else len(tasks.table)
+    codes = weight.codes.view(torch.uint8) if weight.kind == "fp8" else weight.codes
+    _experts_kernel[(triton.cdiv(outputs, OUTPUTS), num_tasks)](
+        x,
+        codes,
+        present(weight.scales, x),
+        present(weight.zeros, x),
+        present(weight.bias, x),
+        pairs.chosen.contiguous(),
+        pairs.chosen if tasks is None else tasks.order,
+        pairs.chosen if tasks is None else tasks.table,
+        present(pairs.slots, pairs.chosen),
+        out,
+        num_pairs // len(x),
+        weight.width_in,
+        weight.width_out,
+        weight.width_in // weight.group,
+        KIND=STACKED_KINDS.index(weight.kind),
+        GROUP=weight.group,
+        HAS_ZEROS=weight.zeros is not None,
+        HAS_BIAS=weight.bias is not None,
+        HAS_TASKS=tasks is not None,
+        HAS_SLOTS=pairs.slots is not None,
+        **_of_gate(gate),
+        PAIRS=FEW if tasks is None else tasks.most,
+        OUTPUTS=OUTPUTS,
+        STEP=step_of(weight.kind, weight.group),
+        num_warps=4,
+    )
+    return out
+
+
+def _of_gate(gate: GateKind | None) -> dict[str, Any]:
+    constants = gate_constants(gate or "silu")
+    kind = constants.pop("KIND")
+    return {"GATE": -1 if gate is None else kind, **constants}
+
+
+def expert_product_reference(
+    x: Tensor, weight: StackedWeight, chosen: Tensor, gate: GateKind | None = None
+) -> Tensor:
+    """The same in float64."""
+    flat = chosen.flatten().long()
+    rows = x.double().repeat_interleave(len(flat) // len(x), dim=0)
+    out = torch.einsum("pk,pnk->pn", rows, dequantized(weight)[flat])
+    if weight.bias is not None:
+        out = out + weight.bias.double()[flat]
+    # Of values in float64 the gate is computed in float32.
+    return out if gate is None else gate_reference(out, gate)
+
+
+def dequantized(weight: StackedWeight) -> Tensor:
+    """[experts, out, in] in float64."""
+    if weight.kind == "plain":
+        return weight.codes.double()
+    assert weight.scales is not None
+    scales = weight.scales.double()
+    if weight.kind == "mxfp4":
+        table = torch.tensor([*E2M1, *(-each for each in E2M1)], dtype=torch.float64)
+        values, scales = table[unpack_halves(weight.codes).long()], 2 ** (scales - 127)
+    elif weight.kind == "int4":
+        zeros = torch.full_like(scales, 8) if weight.zeros is None else weight.zeros.double()
+        codes = unpack_halves(weight.codes).double()
+        values = (codes.view(*zeros.shape, -1) - zeros[..., None]).flatten(2)
+    else:
+        values = weight.codes.double()
+    return (values.view(*scales.shape, -1) * scales[..., None]).flatten(2)
+
+
+def _spec(kind: str, group: int, *, gate: GateKind | None, pairs: int, by_pair: bool) -> AotSpec:
+    step = step_of(kind, group)
+    codes = {"plain": "*bf16", "int8": "*i8"}.get(kind, "*u8")
+    scales = {"mxfp4": "*u8", "fp8": "*fp32"}.get(kind, "*bf16")
+    count = OUTPUTS * step * (1 if gate is None else 2)
+    bytes_each = {"plain": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / group}
+    return AotSpec(
+        _experts_kernel,
+        f"{kind} groups of {group}, {pairs} pairs{' by pair' if by_pair else ''}"
+        f"{f', {gate}' if gate else ''}",
+        {
+            "x_ptr": "*bf16",
+            "codes_ptr": codes,
+            "scales_ptr": scales,
+            "zeros_ptr": "*u8",
+            "bias_ptr": "*bf16",
+            "out_ptr": "*bf16",
+            **dict.fromkeys(("chosen_ptr", "order_ptr", "table_ptr", "slots_ptr"), "*i32"),
+            **dict.fromkeys(("top_k", "width_in", "width_out", "num_groups"), "i32"),
+        },
+        {
+            "KIND": STACKED_KINDS.index(kind),
+            "GROUP": group,
+            "HAS_ZEROS": False,
+            "HAS_BIAS": False,
+            "HAS_TASKS": not by_pair,
+            "HAS_SLOTS": False,
+            **_of_gate(gate),
+            "PAIRS": pairs,
+            "OUTPUTS": OUTPUTS,
+            "STEP": step,
+        },
+        multiples_of_16=("width_in", "width_out"),
+        work=Work("weight", count, bytes_each.get(kind, 0.5 + 1 / group)),
+    )
+
+
+# The gate, the pairs of a task, and whether nothing was sorted.
+_WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
+    ("silu", FEW, True),
+    (None, FEW, False),
+    ("silu", MANY, False),
+)
+AOT_SPECS = [
+    _spec(kind, group, gate=gate, pairs=pairs, by_pair=by_pair)
+    for kind, group in (("plain", 4096), ("int8", 4096), ("fp8", 128), ("int4", 128), ("mxfp4", 32))
+    for gate, pairs, by_pair in _WAYS
+]

@@ -1,0 +1,175 @@
+"""The choice of a row's experts from its router's logits, and the factors on their outputs.
+
+Scores are a softmax over all experts, or a sigmoid of each; a softmax over the chosen ones alone is
+the one over all, renormalised. With `correction` experts are chosen by score + correction; with
+`groups` only from the `chosen_groups` of them whose best `group_best` sum up highest: one in
+DeepSeek V2, two in V3 (DeepSeek-AI 2024, "DeepSeek-V2", section 2.2.2, and "DeepSeek-V3", section
+2.1.2). Of equal experts the one with the lower number is chosen.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.compiling.aot import AotSpec
+from localllm_kernels.compiling.launch import present
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How to choose; see the top of the file.
+
+    `top_k`: experts of a row; `renormalises`: the factors are divided by their sum; `factor`: on
+    all of them; `correction`, `scales`: float32 [num_experts], the latter on the factor of each.
+    """
+
+    top_k: int
+    is_sigmoid: bool = False
+    renormalises: bool = False
+    factor: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+    group_best: int = 2
+    correction: Tensor | None = None
+    scales: Tensor | None = None
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr,
+    correction_ptr,
+    scales_ptr,
+    chosen_ptr,
+    factors_ptr,
+    num_experts,
+    factor,
+    TOP_K: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    RENORMALISES: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """One row per program; EXPERTS and PLACES: experts and TOP_K, rounded up to powers of two."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, EXPERTS)
+    inside = experts < num_experts
+    at = logits_ptr + row * num_experts + experts
+    logits = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
+    if IS_SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        powers = tl.exp(logits - tl.max(logits, axis=0))
+        scores = powers / tl.sum(powers, axis=0)
+    ranked = logits
+    if HAS_CORRECTION:
+        ranked = scores + tl.load(correction_ptr + experts, mask=inside, other=0.0)
+        ranked = tl.where(inside, ranked, float("-inf"))
+    places = tl.arange(0, PLACES)
+    chosen = tl.zeros([PLACES], tl.int32)
+    factors = tl.zeros([PLACES], tl.float32)
+    # An expert that was taken stays out even if the others are at minus infinity.
+    is_left = inside
+    for place in tl.static_range(TOP_K):
+        best = tl.max(tl.where(is_left, ranked, float("-inf")), axis=0)
+        is_best = is_left & ((ranked == best) | (ranked != ranked))
+        expert = tl.min(tl.where(is_best, experts, EXPERTS), axis=0)
+        is_it = experts == expert
+        is_left = is_left & (experts != expert)
+        chosen = tl.where(places == place, expert, chosen)
+        factors = tl.where(places == place, tl.sum(tl.where(is_it, scores, 0.0), axis=0), factors)
+    if RENORMALISES:
+        factors = factors / (tl.sum(factors, axis=0) + 1e-20)
+    if HAS_SCALES:
+        factors *= tl.load(scales_ptr + chosen, mask=places < TOP_K, other=0.0)
+    out = row * TOP_K + places
+    tl.store(chosen_ptr + out, chosen, mask=places < TOP_K)
+    tl.store(factors_ptr + out, factors * factor, mask=places < TOP_K)
+
+
+def route(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
+    """See route_reference, which chooses where there are groups."""
+    if how.groups > 1:
+        return route_reference(logits, how)
+    num_rows, num_experts = logits.shape
+    chosen = torch.empty(num_rows, how.top_k, dtype=torch.int32, device=logits.device)
+    factors = torch.empty(num_rows, how.top_k, dtype=torch.float32, device=logits.device)
+    if num_rows:
+        _route_kernel[(num_rows,)](
+            logits.contiguous(),
+            present(how.correction, factors),
+            present(how.scales, factors),
+            chosen,
+            factors,
+            num_experts,
+            how.factor,
+            TOP_K=how.top_k,
+            IS_SIGMOID=how.is_sigmoid,
+            RENORMALISES=how.renormalises,
+            HAS_CORRECTION=how.correction is not None,
+            HAS_SCALES=how.scales is not None,
+            EXPERTS=triton.next_power_of_2(num_experts),
+            PLACES=triton.next_power_of_2(how.top_k),
+            num_warps=1,
+        )
+    return chosen, factors
+
+
+def route_reference(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
+    """`logits`: [rows, num_experts]; returns the experts of each row, int32 [rows, top_k], best
+    first, and the factors on them, float32.
+    """
+    logits = logits.float()
+    # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
+    scores = 1 / (1 + (-logits).exp()) if how.is_sigmoid else logits.softmax(-1)
+    # Logits that differ may have scores that do not.
+    ranked = logits
+    if how.correction is not None or how.groups > 1:
+        ranked = scores if how.correction is None else scores + how.correction
+    if how.groups > 1:
+        ranked = _within_groups(ranked, how)
+    chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : how.top_k]
+    factors = scores.gather(1, chosen)
+    if how.renormalises:
+        factors = factors / (factors.sum(-1, keepdim=True) + 1e-20)
+    if how.scales is not None:
+        factors = factors * how.scales[chosen]
+    return chosen.int(), factors * how.factor
+
+
+def _within_groups(ranked: Tensor, how: Routing) -> Tensor:
+    """`ranked` with the experts of other groups below all others."""
+    by_group = ranked.view(len(ranked), how.groups, -1)
+    best = by_group.topk(how.group_best, dim=-1).values.sum(-1)
+    order = best.sort(dim=-1, descending=True, stable=True).indices
+    is_out = torch.ones_like(best).scatter(1, order[:, : how.chosen_groups], 0).bool()
+    return by_group.masked_fill(is_out[:, :, None], float("-inf")).flatten(1)
+
+
+AOT_SPECS = [
+    AotSpec(
+        _route_kernel,
+        "8 of 128 experts",
+        {
+            "logits_ptr": "*bf16",
+            **dict.fromkeys(("correction_ptr", "scales_ptr", "factors_ptr"), "*fp32"),
+            "chosen_ptr": "*i32",
+            "num_experts": "i32",
+            "factor": "fp32",
+        },
+        {
+            "TOP_K": 8,
+            "IS_SIGMOID": True,
+            "RENORMALISES": True,
+            "HAS_CORRECTION": True,
+            "HAS_SCALES": False,
+            "EXPERTS": 128,
+            "PLACES": 8,
+        },
+        num_warps=1,
+    )
+]

@@ -1,0 +1,1 @@
+"""Products with weights, whatever their number format."""

@@ -1,0 +1,1 @@
+"""Recurrences and short convolutions, and the states that they keep."""

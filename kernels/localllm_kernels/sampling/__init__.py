@@ -1,0 +1,1 @@
+"""The next token: penalties, filters, and a keyed draw."""

@@ -1,0 +1,277 @@
+"""The next token of each request of a batch, on the device: penalties, filters, a keyed draw.
+
+Many programs scan a row once (`scan.py`), and one picks the token (`pick.py`). The
+token depends on the row and its key, never on the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference
+from localllm_kernels.sampling.pick import _book_kernel, _pick_kernel
+from localllm_kernels.sampling.scan import _scan_kernel
+
+# The scan: values per block, of which the greatest is kept, and blocks per program.
+WIDTH, BLOCKS = 32, 64
+KEPT = 128  # blocks that candidates come from
+BLOCK = 2048  # values at a time in a pass over a whole row
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """`counts`: int32 [slots, vocab], for each request twice the number of times it generated a
+    token, plus one if its prompt has the token; `factors`: float32 [rows, 3], repetition, presence
+    and frequency, which are 1, 0 and 0 for none.
+    """
+
+    counts: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Row i has the entries `starts[i]` to `starts[i + 1]`, each token at most once."""
+
+    starts: Tensor  # int32 [rows + 1]
+    tokens: Tensor  # int32 [count]
+    values: Tensor  # float32 [count]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The tokens drafted for the positions of the rows; a request's rows are together, in order.
+
+    `tokens`: the draft's token for each row, -1 after the end of a draft; `depths`: how many tokens
+    are drafted before a row's, 0 in the first row of each request.
+    """
+
+    depths: Tensor  # int32 [rows]
+    tokens: Tensor  # int32 [rows]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row is sampled; all are [rows] except `newest`.
+
+    `slots`: the slot of the row's request in `newest`, int64 [slots], which receives its token, and
+    in the table of counts; -1 for a row that is not sampled. A temperature of 0 is greedy; `top_k`
+    0, `top_p` 1 and `min_p` 0 switch those filters off; `keys`: the noise's keys, 64 bits each.
+    """
+
+    slots: Tensor  # int32
+    newest: Tensor
+    temperatures: Tensor  # float32
+    top_k: Tensor  # int32
+    top_p: Tensor  # float32
+    min_p: Tensor  # float32
+    keys: Tensor  # int64
+    penalties: Penalties | None = None
+    biases: Biases | None = None
+    drafts: Drafts | None = None
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Token ids, int64 [rows], from `logits`: float32 [rows, vocab]; -1 for a row that is not
+    finite, or not sampled.
+
+    `logits` are changed if there are penalties or biases. Tokens are recorded in `newest` and in
+    the counts; of a draft, those that were drawn as drafted, and the first one drawn instead.
+    """
+    assert logits.is_contiguous()
+    penalties, biases, drafts = rows.penalties, rows.biases, rows.drafts
+    num_rows, vocab = logits.shape
+    counts = rows.slots if penalties is None else penalties.counts
+    depths, tokens = (rows.slots,) * 2 if drafts is None else (drafts.depths, drafts.tokens)
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if not num_rows:
+        return ids
+    num_blocks = triton.cdiv(vocab, WIDTH)
+    num_chunks = triton.cdiv(num_blocks, BLOCKS)
+    maxima, masses, winners = _side_by_side(
+        logits, torch.float32, *(num_rows * n for n in (num_blocks, num_blocks, num_chunks))
+    )
+    blocks, places = _side_by_side(logits, torch.int32, num_rows * KEPT, num_rows * num_chunks)
+    filters = (rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.keys)
+    _scan_kernel[(num_chunks, num_rows)](
+        logits,
+        rows.slots,
+        counts,
+        logits if penalties is None else penalties.factors,
+        rows.slots if biases is None else biases.starts,
+        rows.slots if biases is None else biases.tokens,
+        logits if biases is None else biases.values,
+        *filters,
+        depths,
+        tokens,
+        maxima,
+        masses,
+        winners,
+        places,
+        vocab,
+        num_blocks,
+        HAS_PENALTIES=penalties is not None,
+        HAS_BIASES=biases is not None,
+        HAS_DRAFTS=drafts is not None,
+        WIDTH=WIDTH,
+        BLOCKS=BLOCKS,
+        num_warps=4,
+    )
+    _pick_kernel[(num_rows,)](
+        logits,
+        rows.slots,
+        rows.newest,
+        counts,
+        *filters,
+        maxima,
+        masses,
+        winners,
+        places,
+        blocks,
+        ids,
+        vocab,
+        num_blocks,
+        num_chunks,
+        HAS_PENALTIES=penalties is not None,
+        HAS_DRAFTS=drafts is not None,
+        WIDTH=WIDTH,
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        CHUNKS=triton.next_power_of_2(num_chunks),
+        KEPT=KEPT,
+        BLOCK=BLOCK,
+        num_warps=16,
+    )
+    if drafts is not None:
+        _book_kernel[(num_rows,)](
+            ids,
+            rows.slots,
+            rows.newest,
+            counts,
+            depths,
+            tokens,
+            vocab,
+            HAS_PENALTIES=penalties is not None,
+            num_warps=1,
+        )
+    return ids
+
+
+def _side_by_side(like: Tensor, dtype: torch.dtype, *counts: int) -> tuple[Tensor, ...]:
+    """Uninitialised tensors of `counts` values, in one allocation. Each begins at a multiple of 16
+    bytes: for a pointer that does not, Triton compiles the kernel again.
+    """
+    padded = [-(-count // 4) * 4 for count in counts]
+    whole = torch.empty(sum(padded), dtype=dtype, device=like.device)
+    return tuple(torch.split(whole, padded))
+
+
+def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The same with torch's operators, a row at a time; `logits` are not changed."""
+    ids = []
+    for row, slot in enumerate(rows.slots.tolist()):
+        if slot < 0:
+            ids.append(-1)
+            continue
+        ids.append(_draw_reference(_adjusted(logits[row], rows, row, slot), rows, row))
+    drafted = [-1] * len(ids) if rows.drafts is None else rows.drafts.tokens.tolist()
+    is_booked = True
+    for row, (slot, token) in enumerate(zip(rows.slots.tolist(), ids, strict=True)):
+        if rows.drafts is None or rows.drafts.depths[row] == 0:
+            is_booked = slot >= 0
+        if is_booked:
+            rows.newest[slot] = max(token, 0)
+            if rows.penalties is not None:
+                rows.penalties.counts[slot, max(token, 0)] += 2
+        # Tokens after the first one that differs from the draft are not recorded.
+        is_booked = is_booked and token >= 0 and token == drafted[row]
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
+
+
+def _draw_reference(values: Tensor, rows: SamplingRows, row: int) -> int:
+    temperature = float(rows.temperatures[row])
+    if not values.max().isfinite():
+        return -1
+    if temperature == 0:
+        return int(values.argmax())
+    values = values / temperature
+    is_kept = torch.ones_like(values, dtype=torch.bool)
+    if 0 < rows.top_k[row] < len(values):
+        is_kept = values >= values.topk(int(rows.top_k[row])).values[-1]
+    if rows.top_p[row] < 1:
+        chances = torch.softmax(values.double().masked_fill(~is_kept, -torch.inf), dim=0)
+        likeliest = chances.sort(descending=True).values
+        last = (likeliest.cumsum(dim=0) >= rows.top_p[row]).nonzero()
+        if len(last):
+            is_kept &= chances >= likeliest[last[0, 0]]
+    if rows.min_p[row] > 0:
+        is_kept &= values >= values.max() + rows.min_p[row].log()
+    key = int(rows.keys[row]) % (1 << 64)
+    kept = is_kept.nonzero().flatten()
+    return int(kept[gumbel_argmax_reference(values[kept], 1.0, kept, key)])
+
+
+def _adjusted(values: Tensor, rows: SamplingRows, row: int, slot: int) -> Tensor:
+    """A row's logits after penalties and biases; a new tensor."""
+    values = values.clone()
+    if rows.penalties is not None:
+        counts = rows.penalties.counts[slot]
+        if rows.drafts is not None:
+            before = rows.drafts.tokens[row - int(rows.drafts.depths[row]) : row].long()
+            counts = counts + 2 * torch.bincount(before, minlength=len(counts))
+        repetition, presence, frequency = rows.penalties.factors[row]
+        repeated = torch.where(values > 0, values / repetition, values * repetition)
+        values = torch.where(counts > 0, repeated, values)
+        times = counts >> 1
+        values = torch.where(times > 0, values - (presence + frequency * times), values)
+    if rows.biases is not None:
+        start, end = rows.biases.starts[row : row + 2].tolist()
+        values[rows.biases.tokens[start:end].long()] += rows.biases.values[start:end]
+    return values
+
+
+_TYPES = {
+    **dict.fromkeys(("logits_ptr", "factors_ptr", "biases_ptr", "temperatures_ptr"), "*fp32"),
+    **dict.fromkeys(("top_p_ptr", "min_p_ptr", "maxima_ptr", "masses_ptr", "winners_ptr"), "*fp32"),
+    **dict.fromkeys(("slots_ptr", "counts_ptr", "starts_ptr", "tokens_ptr", "top_k_ptr"), "*i32"),
+    **dict.fromkeys(("depths_ptr", "drafts_ptr", "places_ptr", "blocks_ptr"), "*i32"),
+    **dict.fromkeys(("newest_ptr", "keys_ptr", "ids_ptr"), "*i64"),
+    **dict.fromkeys(("vocab", "num_blocks", "num_chunks"), "i32"),
+}
+_QWEN3 = 151_936  # tokens
+
+
+def _spec(kernel: Any, has_all: bool, num_warps: int, work: Work | None = None) -> AotSpec:
+    num_blocks = triton.cdiv(_QWEN3, WIDTH)
+    constants = {
+        "HAS_PENALTIES": has_all,
+        "HAS_BIASES": has_all,
+        "HAS_DRAFTS": has_all,
+        "WIDTH": WIDTH,
+        "BLOCKS": BLOCKS if kernel is _scan_kernel else triton.next_power_of_2(num_blocks),
+        "CHUNKS": triton.next_power_of_2(triton.cdiv(num_blocks, BLOCKS)),
+        "KEPT": KEPT,
+        "BLOCK": BLOCK,
+    }
+    return AotSpec(
+        kernel,
+        "penalties, biases and drafts" if has_all else "any filters",
+        {name: kind for name, kind in _TYPES.items() if name in kernel.arg_names},
+        {name: value for name, value in constants.items() if name in kernel.arg_names},
+        num_warps,
+        # Candidates and the maxima of their blocks fill the registers of sixteen warps.
+        max_stack=64 if kernel is _pick_kernel else 0,
+        work=work,
+    )
+
+
+AOT_SPECS = [
+    _spec(_scan_kernel, False, 4, Work("logit", WIDTH * BLOCKS, 4)),
+    _spec(_scan_kernel, True, 4),
+    _spec(_pick_kernel, False, 16),
+    _spec(_pick_kernel, True, 16),
+    _spec(_book_kernel, True, 1),
+]

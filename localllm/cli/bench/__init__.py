@@ -1,0 +1,1 @@
+"""`localllm bench` and `localllm eval`."""

@@ -1,0 +1,245 @@
+"""The flags of `bench`, and the suites and sizes that they select."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localllm.cli.chat.user_input import read_file
+from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags
+from localllm.cli.flags.groups import Flags, only, option
+from localllm.cli.flags.values import parse_speculation
+from localllm.drafting.speculation_config import SpeculationConfig
+from localllm.errors import RequestError
+
+PROMPT_TOKENS, DECODE_TOKENS = 512, 128
+PREFIX_TOKENS = 2000
+PREFIX_SEQS = 16  # the cache must hold the shared prefix beside the other prompts
+LOAD_SEQS, LOAD_TOKENS = 64, 1024
+SPEC_PROMPT_TOKENS, SPEC_DECODE_TOKENS, SPEC_BATCHES = 700, 64, "1,8,64"
+VERIFY_SEQS = 8
+ROOM = 64  # tokens of context beyond what the tests need
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFlags(Flags):
+    """How many tokens and requests, and how many rounds."""
+
+    prompt_tokens: Annotated[
+        int | None,
+        option("-p", "--prompt-tokens", help="Tokens to prefill (512); 0: none."),
+    ] = None
+    decode_tokens: Annotated[
+        int | None,
+        option("-n", "--decode-tokens", help="Tokens to decode (128); 0: none."),
+    ] = None
+    depth: Annotated[
+        str, option("--depth", help="Tokens in the context before those: 0 or 0,4096.")
+    ] = "0"
+    batch: Annotated[
+        str | None, option("--batch", help="Requests that decode together: 1 or 1,4,16.")
+    ] = None
+    repeats: Annotated[
+        int, option("-r", "--repeats", help="Rounds; the median and the spread are reported.")
+    ] = 5
+    seed: Annotated[
+        int, option("--seed", help="Seed of prompts, arrivals and weights.", section="Sampling")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWeightFlags(Flags):
+    """Random weights in place of a model's own."""
+
+    random_weights: Annotated[
+        bool,
+        option(
+            "--random-weights",
+            help="No download: a shape from the catalogue with random weights.",
+        ),
+    ] = False
+    weights: Annotated[
+        str | None, option("--weights", help="Format of the random weights.", choices=WEIGHT_KINDS)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFlags(Flags):
+    """What to measure; without a flag, prefill and decode."""
+
+    serve_load: Annotated[
+        bool, typer.Option("--serve-load", help="Many requests: latencies, throughput, batching.")
+    ] = False
+    prefix: Annotated[bool, typer.Option("--prefix", help="Gain and cost of the prefix cache.")] = (
+        False
+    )
+    paging: Annotated[
+        bool, typer.Option("--paging", help="Memory that blocks save over contiguous allocation.")
+    ] = False
+    contended: Annotated[
+        bool,
+        typer.Option("--contended", help="Decode beside busy processes that it starts itself."),
+    ] = False
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", help="Compare with transformers, in alternating runs."),
+    ] = None
+    url: Annotated[
+        str | None, typer.Option("--url", help="Measure an OpenAI-compatible server instead.")
+    ] = None
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Check that drafts, cache, chunks and batch do not change the text."
+        ),
+    ] = False
+    ops: Annotated[bool, typer.Option("--ops", help="Time each operator against torch's.")] = False
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="Time each Triton kernel at a model's sizes, on a GPU."),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFlags(Flags):
+    """The files to write the results to, besides the printed table."""
+
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all results to this file.")
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Plot them to FILE.png or FILE.html.")
+    ] = None
+
+    def check(self) -> None:
+        """Raises: RequestError for a file that could not be written at the end of the run."""
+        if self.plot is not None:
+            from localllm.bench.plot import check_plot
+
+            check_plot(self.plot)
+        for path in (self.json_file, self.plot):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise RequestError(f"there is no folder {path.absolute().parent}", param="json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchDraftFlags(Flags):
+    """Whether to measure the gain of drafts, and which drafter to use."""
+
+    spec: Annotated[
+        bool,
+        typer.Option(
+            "--spec",
+            help="Gain of drafts, on text that repeats and on text that does not.",
+            rich_help_panel=DraftFlags.section,
+        ),
+    ] = False
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter",
+            help="Who drafts, for --spec and --verify: auto, or ngram, head, eagle:HEAD, "
+            "draft:MODEL (joined by +).",
+        ),
+    ] = "auto"
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", help="For --spec: what the model goes on from in its own words."),
+    ] = None
+    lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
+
+    def read_texts(self) -> tuple[str, ...]:
+        """The files of `--text`. Raises: RequestError."""
+        return tuple(read_file(path) for path in self.text or ())
+
+    def config(self) -> SpeculationConfig:
+        """The SpeculationConfig that the flags specify. Raises: RequestError."""
+        return parse_speculation(self.drafter, self.lengths.spec_max, self.lengths.spec_ngram)
+
+
+@dataclass(frozen=True, slots=True)
+class Suites:
+    """Which suites to run, and their sizes; None: what fits."""
+
+    speed: bool
+    serve_load: bool
+    prefix: bool
+    paging: bool
+    contended: bool
+    compare: bool
+    spec: bool
+    verify: bool
+    ops: bool
+    prompt_tokens: int | None
+    decode_tokens: int | None
+    depths: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
+    seed: int
+    texts: tuple[str, ...] = ()
+
+    @property
+    def num_seqs(self) -> int:
+        """The largest number of requests at once."""
+        own = max(LOAD_SEQS if self.serve_load else 1, PREFIX_SEQS if self.prefix else 1)
+        own = max(own, VERIFY_SEQS if self.verify else 1)
+        return max(own, *self.batches)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that the suites make."""
+        lengths = [self.tokens(self.prompt_tokens, PROMPT_TOKENS)]
+        lengths.append(self.tokens(self.decode_tokens, DECODE_TOKENS))
+        lengths = [max(self.depths) + max(lengths)]
+        lengths += [LOAD_TOKENS] if self.serve_load else []
+        lengths += [PREFIX_TOKENS] if self.prefix else []
+        if self.spec or self.verify:
+            said = self.tokens(self.decode_tokens, SPEC_DECODE_TOKENS)
+            lengths.append(self.tokens(self.prompt_tokens, SPEC_PROMPT_TOKENS) + said)
+        return max(lengths) + ROOM
+
+    def tokens(self, given: int | None, default: int) -> int:
+        """A length as given, or its default."""
+        return default if given is None else given
+
+
+def read_suites(
+    workload: WorkloadFlags, flags: SuiteFlags, drafts: BenchDraftFlags | None = None
+) -> Suites:
+    """The suites that the flags select. Raises: RequestError."""
+    spec = drafts is not None and drafts.spec
+    compare = _check_compare(flags.compare)
+    others = (flags.serve_load, flags.prefix, flags.paging, flags.contended, flags.compare)
+    return Suites(
+        speed=not any((*others, spec, flags.verify, flags.ops)),
+        serve_load=flags.serve_load,
+        prefix=flags.prefix,
+        paging=flags.paging,
+        contended=flags.contended,
+        compare=compare,
+        spec=spec,
+        verify=flags.verify,
+        ops=flags.ops,
+        prompt_tokens=workload.prompt_tokens,
+        decode_tokens=workload.decode_tokens,
+        depths=parse_counts("depth", workload.depth),
+        batches=parse_counts("batch", workload.batch or (SPEC_BATCHES if spec else "1")),
+        repeats=workload.repeats,
+        seed=workload.seed,
+        texts=() if drafts is None else drafts.read_texts(),
+    )
+
+
+def _check_compare(name: str | None) -> bool:
+    if name not in (None, "transformers"):
+        raise RequestError(f"--compare must be transformers, found {name!r:.40}", param="compare")
+    return name is not None
+
+
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
+    """`0,4096` as numbers, each once. Raises: RequestError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise RequestError(f"--{name} must be like 1 or 1,4,16, found {text!r:.40}", param=name)
+    return tuple(dict.fromkeys(map(int, parts)))

@@ -1,0 +1,1 @@
+"""`localllm chat`: a question, a conversation, or many lines; and saved conversations."""

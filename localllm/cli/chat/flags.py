@@ -1,0 +1,249 @@
+"""The flags of `chat`, in the sections of its help."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.answer.overflow import OVERFLOW_POLICIES
+from localllm.cli.chat.user_input import read_file
+from localllm.cli.flags.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
+from localllm.cli.flags.form_flags import FormFlags
+from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.sampling_flags import SamplingFlags
+from localllm.cli.machine import suggestions
+from localllm.engine.config import EngineConfig
+from localllm.errors import RequestError
+from localllm.text.prompt import THINK_LEVELS
+
+if TYPE_CHECKING:
+    from localllm.cli.chat.answer import AnswerForm
+
+# Lines that --each-line answers at a time.
+LINES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFlags(Flags):
+    """Which model to ask, and what."""
+
+    section = "Model and prompt"
+    exclusive = (("system", "system_file"),)
+
+    model_flag: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            help="The model; never taken for a prompt.",
+            autocompletion=suggestions.models,
+        ),
+    ] = None
+    prompt_flag: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="The prompt; never taken for a model.")
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-f",
+            "--file",
+            help="Put files before the prompt: a path, a folder, '*.py'.",
+            metavar="PATH",
+        ),
+    ] = None
+    system: Annotated[str | None, option("-s", "--system", help="System prompt.")] = None
+    system_file: Annotated[
+        Path | None, option("--system-file", help="System prompt from a file.")
+    ] = None
+    raw: Annotated[
+        bool, option("--raw", help="Complete the prompt as it is, without a chat template.")
+    ] = False
+    parse_special: Annotated[
+        bool,
+        option("--parse-special", help="Read text like <|im_end|> in a prompt as a special token."),
+    ] = False
+    think: Annotated[
+        str | None, option("--think", help="How much the model thinks.", choices=THINK_LEVELS)
+    ] = None
+    remote: Annotated[
+        str | None, option("--remote", help="Ask an OpenAI-compatible server.", metavar="URL")
+    ] = None
+    api_key: Annotated[str | None, option("--api-key", help="The API key of that server.")] = None
+
+    def system_prompt(self) -> str | None:
+        """The system prompt from --system or --system-file. Raises: RequestError."""
+        system = self.system
+        if self.system_file is not None:
+            if system is not None:
+                raise RequestError("--system and --system-file cannot be combined")
+            system = read_file(self.system_file).strip("\n")
+        if self.raw and system is not None:
+            raise RequestError("--raw takes no system prompt", hint="leave out one of the two")
+        return system
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlags(Flags):
+    """How the answer is printed."""
+
+    section = "Answer"
+
+    json_output: Annotated[
+        bool, option("--json", help="The answer and its statistics as one JSON object.")
+    ] = False
+    stream_json: Annotated[
+        bool, option("--stream-json", help="One JSON object per event, one per line.")
+    ] = False
+    extract_code: Annotated[
+        bool, option("--extract-code", help="Print only the first fenced code block.")
+    ] = False
+    fail_on_length: Annotated[
+        bool, option("--fail-on-length", help="Exit 9 when the answer is cut.")
+    ] = False
+    why: Annotated[
+        bool, option("--why", help="Report how much of the prompt came from the cache.")
+    ] = False
+    logprobs: Annotated[
+        int | None,
+        option("--logprobs", help="With --json: log-probabilities, and the N most likely tokens."),
+    ] = None
+    hide_thinking: Annotated[
+        bool, option("--hide-thinking", help="Do not show the model's thoughts.")
+    ] = False
+    render: Annotated[
+        str,
+        option(
+            "--render",
+            help="On a terminal: rendered markdown (blocks), or the text as it is (plain).",
+            choices=("auto", "blocks", "plain"),
+        ),
+    ] = "auto"
+    color: Annotated[
+        str,
+        option(
+            "--color",
+            help="Colours (also NO_COLOR, FORCE_COLOR).",
+            choices=("auto", "always", "never"),
+        ),
+    ] = "auto"
+
+    def form(self) -> "AnswerForm":
+        """The requested format. Raises: RequestError for more than one."""
+        asked: list[AnswerForm] = []
+        if self.json_output:
+            asked.append("json")
+        if self.stream_json:
+            asked.append("stream-json")
+        if self.extract_code:
+            asked.append("code")
+        if len(asked) > 1:
+            raise RequestError("--json, --stream-json and --extract-code cannot be combined")
+        form: AnswerForm = asked[0] if asked else "text"
+        if self.logprobs is not None and form not in ("json", "stream-json"):
+            raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class LineFlags(Flags):
+    """One question for each line of stdin."""
+
+    section = "Lines"
+
+    each_line: Annotated[
+        bool,
+        typer.Option(
+            "--each-line", help="Answer each line of stdin by itself, with one line of stdout."
+        ),
+    ] = False
+    field: Annotated[
+        str | None,
+        typer.Option(
+            "--field",
+            help="With --each-line: lines are JSON objects; take the text of this field.",
+            metavar="NAME",
+        ),
+    ] = None
+    skip: Annotated[
+        int,
+        typer.Option("--skip", help="With --each-line: leave out the first N lines.", metavar="N"),
+    ] = 0
+
+    def check(self) -> None:
+        """Raises: RequestError."""
+        if not self.each_line and (self.field is not None or self.skip):
+            name = "field" if self.field is not None else "skip"
+            raise RequestError(f"--{name} needs --each-line", param=name)
+        if self.skip < 0:
+            raise RequestError(f"--skip must be at least 0, found {self.skip}", param="skip")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFlags(Flags):
+    """Which conversation to continue, and what is kept of it for how long."""
+
+    section = "Conversation"
+
+    session_name: Annotated[
+        str | None,
+        option(
+            "--session",
+            help="Continue the conversation of this name, or begin it.",
+            suggest=suggestions.sessions,
+        ),
+    ] = None
+    continue_last: Annotated[
+        bool, typer.Option("--continue", help="Continue the last conversation.")
+    ] = False
+    no_save: Annotated[bool, option("--no-save", help="Do not save the conversation.")] = False
+    overflow: Annotated[
+        str,
+        option(
+            "--overflow",
+            help="What to do when a conversation gets too long.",
+            choices=OVERFLOW_POLICIES,
+        ),
+    ] = "error"
+    keepalive: Annotated[
+        str | None,
+        option(
+            "--keepalive",
+            help="Keep the engine running for the next question: 5m, 0 (no), -1 (forever).",
+            metavar="TIME",
+        ),
+    ] = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether --session or --continue is given."""
+        return self.continue_last or self.session_name is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFlags(Flags):
+    """All flags of `chat`."""
+
+    prompt: PromptFlags
+    answer: AnswerFlags
+    form: FormFlags
+    lines: LineFlags
+    conversation: ConversationFlags
+    sampling: SamplingFlags
+    engine: EngineFlags
+    cache: PrefixCacheFlags
+    drafts: DraftFlags
+
+    def sampling_given(self) -> dict[str, Any]:
+        """The SamplingParams fields that a flag set, with the grammar. Raises: RequestError."""
+        fields = {**self.sampling.given(), "logprobs": self.answer.logprobs}
+        fields["grammar"] = self.form.read()
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def engine_config(self) -> EngineConfig:
+        """The EngineConfig that the flags specify. Raises: RequestError."""
+        cache = self.cache
+        if self.conversation.no_save:  # keys and values reveal the conversation
+            cache = replace(cache, cache_disk=None)
+        num_seqs = LINES_AT_ONCE if self.lines.each_line else 1
+        return self.engine.config(num_seqs, self.drafts.config(), cache)

@@ -1,0 +1,1 @@
+"""What is drawn: streams, markdown, tables, help, and the status line."""

@@ -1,0 +1,83 @@
+"""The sampling flags."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.values import parse_logit_bias
+from localllm.errors import RequestError
+
+# As llama.cpp, Ollama and vLLM write that there is no seed, no limit.
+_UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags(Flags):
+    """How the next token is chosen; None for a flag that was not given."""
+
+    section = "Sampling"
+    exclusive = (("greedy", "temp"),)
+
+    temp: Annotated[
+        float | None, option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = None
+    top_k: Annotated[
+        int | None, option("--top-k", help="Keep the K most likely tokens; 0: all.")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        option("--top-p", help="Keep the most likely tokens, up to a total probability of P."),
+    ] = None
+    min_p: Annotated[
+        float | None, option("--min-p", help="Drop tokens below P times the highest probability.")
+    ] = None
+    repeat_penalty: Annotated[
+        float | None,
+        option("--repeat-penalty", help="Divide the logits of tokens that occurred; 1: off."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        option("--presence-penalty", help="Subtract from the logits of generated tokens."),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        option(
+            "--frequency-penalty",
+            help="Subtract from a token's logit for each time it was generated.",
+        ),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
+    ] = None
+    seed: Annotated[int | None, option("--seed", help="The same seed gives the same text.")] = None
+    stop: Annotated[
+        list[str] | None, option("--stop", help="Stop before this text; repeatable.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, option("--ignore-eos", help="Continue past the model's end token.")
+    ] = False
+    max_tokens: Annotated[
+        int | None, option("-n", "--max-tokens", help="Maximum length of the answer, in tokens.")
+    ] = None
+    greedy: Annotated[bool, option("--greedy", help="Temperature 0.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """The SamplingParams fields that a flag set. Raises: RequestError."""
+        if self.greedy and self.temp:
+            raise RequestError("--greedy and --temp cannot be combined", param="temperature")
+        fields = {
+            "temperature": 0.0 if self.greedy else self.temp,
+            "top_k": 0 if self.top_k == _UNLIMITED else self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": parse_logit_bias(self.logit_bias) if self.logit_bias else None,
+            "seed": None if self.seed == _UNLIMITED else self.seed,
+            "stop": tuple(self.stop) if self.stop else None,
+            "ignore_eos": self.ignore_eos or None,
+            "max_tokens": None if self.max_tokens == _UNLIMITED else self.max_tokens,
+        }
+        return {name: value for name, value in fields.items() if value is not None}

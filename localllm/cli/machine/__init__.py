@@ -1,0 +1,1 @@
+"""This machine and this user: settings, the shell, and `localllm doctor`."""

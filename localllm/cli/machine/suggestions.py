@@ -1,0 +1,142 @@
+"""What the shell offers when Tab is pressed: names of models, sessions and settings."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from localllm.errors import LocalLLMError
+from localllm.user.places import home_folder
+
+
+def models(incomplete: str) -> list[str]:
+    """Aliases and models on this machine; without the hub's client, which takes half a second."""
+    from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog
+
+    try:
+        names = {*BUILT_IN_MODELS, *load_catalog()}
+    except LocalLLMError:
+        names = {*BUILT_IN_MODELS}
+    names |= _fetched() | _quantized()
+    return sorted(name for name in names if name.startswith(incomplete)) + _folders(incomplete)
+
+
+def programs(incomplete: str) -> list[str]:
+    """What `localllm launch` can start."""
+    from localllm.launch.programs import PROGRAMS
+
+    return sorted(name for name in PROGRAMS if name.startswith(incomplete))
+
+
+def removable(incomplete: str) -> list[str]:
+    """Models on this machine that can be deleted."""
+    from localllm.hub.catalog import load_catalog
+
+    fetched = _fetched()
+    try:
+        aliases = {entry.repo: alias for alias, entry in load_catalog().items()}
+    except LocalLLMError:
+        aliases = {}
+    names = {aliases.get(repo, repo) for repo in fetched} | _quantized()
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def cache_kinds(incomplete: str) -> list[str]:
+    """Kinds that `cache clear` accepts."""
+    from localllm.user.cache_kinds import cache_kinds
+
+    return [kind.name for kind in cache_kinds(None) if kind.name.startswith(incomplete)]
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """A completion for a flag that takes one of `words`."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def settings(context: typer.Context, incomplete: str) -> list[str]:
+    """Names that `config set` takes."""
+    from localllm.cli.machine.config import setting_names
+
+    names = setting_names(context)
+    if context.info_name == "unset":
+        names = [name.replace("_", "-") for name in _set_by_the_user()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _set_by_the_user() -> list[str]:
+    from localllm.user.settings import read_settings
+
+    try:
+        return sorted(read_settings())
+    except LocalLLMError:
+        return []
+
+
+def setting_values(context: typer.Context, incomplete: str) -> list[str]:
+    """Values of the setting that is named before."""
+    from localllm.cli.machine.config import flag_of
+    from localllm.user.settings import DEFAULT_MODEL
+
+    name = context.params.get("name") or ""
+    if name.replace("-", "_") == DEFAULT_MODEL:
+        return models(incomplete)
+    flag = flag_of(context, name)
+    if flag is None:
+        return []
+    return [item.value for item in flag.shell_complete(context, incomplete)]
+
+
+def sessions(incomplete: str) -> list[str]:
+    """Names of saved sessions; the number of one whose name a shell would not take as one word."""
+    from localllm.chat.store import SessionStore
+    from localllm.user.places import sessions_file
+
+    try:
+        rows = SessionStore(sessions_file()).rows() if sessions_file().exists() else []
+    except LocalLLMError:
+        return []
+    names = [
+        row.name if row.name and re.fullmatch(r"[\w@%+=:,./-]+", row.name) else str(row.id)
+        for row in rows
+    ]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def gpus(incomplete: str) -> list[str]:
+    """GPUs whose data sheets are known."""
+    from localllm.cost.gpus import GPUS
+
+    return [name for name in GPUS if name.startswith(incomplete)]
+
+
+def _fetched() -> set[str]:
+    folders = _hub_cache().glob("models--*")
+    return {folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders}
+
+
+def _quantized() -> set[str]:
+    from localllm.user.places import cache_folder
+
+    return {folder.name for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
+
+
+def _hub_cache() -> Path:
+    home = os.environ.get("HF_HOME") or home_folder() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
+def _folders(incomplete: str) -> list[str]:
+    """Folders that complete `incomplete`, if it looks like a path."""
+    if not incomplete.startswith((".", "/", "~")):
+        return []
+    shown = Path(incomplete)
+    try:
+        parent = shown.expanduser() if incomplete.endswith("/") else shown.expanduser().parent
+        start = "" if incomplete.endswith("/") else shown.name
+        found = [path for path in parent.iterdir() if path.is_dir() and path.name.startswith(start)]
+    except (OSError, RuntimeError):
+        return []
+    base = incomplete[: len(incomplete) - len(start)]
+    return sorted(f"{base}{path.name}/" for path in found)

@@ -1,0 +1,42 @@
+"""`localllm ls`: the models on this machine."""
+
+import time
+from dataclasses import asdict
+
+from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
+from localllm.cli.draw.words import age, size
+from localllm.cli.flags.common import JsonLines
+
+
+def ls(
+    json_output: JsonLines = False,
+) -> None:
+    """List the models on this machine: the built-in ones and those in the hub's cache."""
+    from localllm.hub.local_models import find_local_models
+
+    found = find_local_models()
+    for warning in found.warnings:
+        note(f"warning: {show_controls(warning)}")
+    if json_output:
+        for model in found.models:
+            write_stdout(json_line(asdict(model)))
+        return
+    rows = [
+        (
+            model.name,
+            size(model.num_bytes),
+            model.format,
+            "built in" if model.last_used_s is None else age(time.time() - model.last_used_s),
+            "ready" if model.problem is None else model.problem,
+        )
+        for model in found.models
+    ]
+    header = ("MODEL", "SIZE", "FORMAT", "USED", "STATE")
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]
+    for row in (header, *rows):
+        name, num_bytes, weights, used, state = row
+        line = (
+            f"{name:{widths[0]}}  {num_bytes:>{widths[1]}}  {weights:{widths[2]}}  "
+            f"{used:{widths[3]}}  {state}"
+        )
+        write_stdout(show_controls(line.rstrip()) + "\n")

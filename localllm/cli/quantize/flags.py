@@ -1,0 +1,170 @@
+"""The flags of `quantize`, and the recipe and calibration that they specify."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from localllm.cli.chat.user_input import read_file
+from localllm.cli.draw.output import note
+from localllm.cli.flags.common import MaxKl
+from localllm.cli.flags.groups import Flags, option
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.quantize.calibrate import CalibrationRequest
+    from localllm.quantize.recipe import Recipe
+
+# As in `recipe`, whose module imports torch.
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4")
+FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFlags(Flags):
+    """How the weights are quantized and written."""
+
+    method: Annotated[str, option("--method", help="How weights are rounded.", choices=METHODS)] = (
+        "gptq"
+    )
+    bits: Annotated[int | None, typer.Option("--bits", help="4, or 8 for int8 and fp8.")] = None
+    group_size: Annotated[
+        int | None,
+        option(
+            "--group-size",
+            help="Weights that share a scale: 32, 64 or 128; by default the largest that fits.",
+        ),
+    ] = None
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--sym/--asym", help="Without or with zero points; by default as the format needs."
+        ),
+    ] = None
+    file_format: Annotated[
+        str, option("--format", help="Format of the written checkpoint.", choices=FILE_FORMATS)
+    ] = "compressed-tensors"
+    head: Annotated[
+        str,
+        option(
+            "--head",
+            help="Keep the output head as it is, or make it int8.",
+            choices=("keep", "int8"),
+        ),
+    ] = "keep"
+
+    def check(self) -> None:
+        """Raises: RequestError for bits that the method does not produce, or an unknown head."""
+        wanted_bits = 8 if self.method in ("int8", "fp8") else 4
+        if self.bits not in (None, wanted_bits):
+            raise RequestError(
+                f"{self.method} produces {wanted_bits} bits, not {self.bits}", param="bits"
+            )
+        if self.head not in ("keep", "int8"):
+            raise RequestError(
+                f"--head must be keep or int8, found {self.head!r:.40}", param="head"
+            )
+
+    def recipe(self, model: str) -> "Recipe":
+        """The Recipe that the flags specify for a model, with a note about smaller groups than
+        usual. Raises: RequestError.
+        """
+        from localllm.quantize.recipe import GROUP_SIZES, Recipe
+        from localllm.quantize.source import fit_groups
+
+        is_symmetric = self.file_format != "awq" if self.symmetric is None else self.symmetric
+        recipe = Recipe(
+            method=cast(Any, self.method),
+            group_size=GROUP_SIZES[-1] if self.group_size is None else self.group_size,
+            symmetric=is_symmetric,
+            file_format=cast(Any, self.file_format),
+            int8_head=self.head == "int8",
+        )
+        if self.group_size is not None:
+            return recipe
+        fitting, why = fit_groups(model, recipe)
+        if why:
+            note(f"groups of {fitting.group_size}, the largest that fit ({why})", dim=True)
+        return fitting
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFlags(Flags):
+    """The calibration text; without a flag the model writes it."""
+
+    calib_text: Annotated[
+        Path | None, typer.Option("--calib-text", help="Calibrate on this text file.")
+    ] = None
+    calib_dataset: Annotated[
+        str | None, typer.Option("--calib-dataset", help="Calibrate on a data set from the hub.")
+    ] = None
+    calib_samples: Annotated[
+        int, option("--calib-samples", help="Number of windows of calibration text.")
+    ] = 128
+    calib_seqlen: Annotated[int, option("--calib-seqlen", help="Tokens in each window.")] = 512
+    seed: Annotated[int, option("--seed", help="Seed of the text that the model writes.")] = 0
+
+    def read_text(self) -> str | None:
+        """The file's text, if one is given. Raises: RequestError, also if a data set is given."""
+        if self.calib_text is not None and self.calib_dataset is not None:
+            raise RequestError(
+                "--calib-text and --calib-dataset cannot be combined", param="calib_text"
+            )
+        return None if self.calib_text is None else read_file(self.calib_text)
+
+    def request(self, text: str | None) -> "CalibrationRequest":
+        """The CalibrationRequest that the flags specify; `text` comes from `read_text`."""
+        from localllm.quantize.calibrate import CalibrationRequest
+
+        return CalibrationRequest(
+            text=text,
+            text_name=None if self.calib_text is None else self.calib_text.name,
+            dataset=self.calib_dataset,
+            num_windows=self.calib_samples,
+            length=self.calib_seqlen,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags(Flags):
+    """Whether an unfinished run is resumed, or a run only planned."""
+
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume an unfinished run at its last whole layer.")
+    ] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print sizes and time.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class QualityFlags(Flags):
+    """Whether the result is measured, and how much loss is allowed."""
+
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Measure the result against the source.")
+    ] = True
+    max_kl: MaxKl = None
+    max_ppl_increase: Annotated[
+        float | None,
+        typer.Option(
+            "--max-ppl-increase", help="Exit 10 if the perplexity grows by more than this, in %."
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raises: RequestError for a threshold without the measurement."""
+        if not self.verify and (self.max_kl, self.max_ppl_increase) != (None, None):
+            raise RequestError(
+                "--max-kl and --max-ppl-increase need the measurement", hint="leave out --no-verify"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeFlags(Flags):
+    """The flags that only `quantize` has."""
+
+    recipe: RecipeFlags
+    calibration: CalibrationFlags
+    run: RunFlags
+    quality: QualityFlags

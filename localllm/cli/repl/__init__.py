@@ -1,0 +1,1 @@
+"""The conversation on a terminal."""

@@ -1,0 +1,1 @@
+"""Drafts: who proposes tokens, how many, and whether that pays."""

@@ -1,0 +1,1 @@
+"""What the next step computes: requests, blocks, prefixes, and the order of work. Without torch."""
