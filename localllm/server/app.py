@@ -15,8 +15,8 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.errors import RequestError
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
-from localllm.server.bodies import Bodies, Closing, count_names, count_values
 from localllm.server.body import WholeBody
+from localllm.server.body_reader import BodyReader, Closing, count_names, count_values
 from localllm.server.conversations_api import (
     ConversationsApi,
     NameBody,
@@ -93,7 +93,7 @@ def create_app(
         "/detokenize": (openai.detokenize, DetokenizeRequest),
     }
     parts: dict[str, Any] = {}
-    bodies = Bodies()
+    bodies = BodyReader()
     for path, (answer, schema) in posts.items():
         app.add_api_route(
             path,
@@ -128,7 +128,7 @@ def create_app(
 
 
 def _reading(
-    answer: Callable[..., Awaitable[Response]], schema: type[BodyT], bodies: Bodies
+    answer: Callable[..., Awaitable[Response]], schema: type[BodyT], bodies: BodyReader
 ) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
         body = await bodies.read(request.receive, request.scope.get("key", ""))

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from localllm.server.bodies import check_arguments
 from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body_reader import check_arguments
 from localllm.server.forms_schema import JsonObjectFormat, TextFormat
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (

@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from localllm.server.bodies import check_arguments
 from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body_reader import check_arguments
 from localllm.server.forms_schema import Forms
 from localllm.server.limits import LIMITS
 from localllm.text.plain_messages import (

@@ -18,8 +18,8 @@ import uvicorn
 from server.conftest import Server, end, start_server
 
 from localllm.process.log_rate import LINES, WINDOW_S, LogRate
-from localllm.server import bodies, protocol
-from localllm.server.bodies import Bodies
+from localllm.server import body_reader, protocol
+from localllm.server.body_reader import BodyReader
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.protocol import PatientProtocol
@@ -159,9 +159,9 @@ def pieces(*sizes: int, pause_s: float = 0.0) -> Any:
 
 
 def test_a_body_has_so_long_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "LIMITS", replace(LIMITS, body_seconds=0.2))  # type: ignore[arg-type]
+    monkeypatch.setattr(body_reader, "LIMITS", replace(LIMITS, body_seconds=0.2))  # type: ignore[arg-type]
     began_s = time.monotonic()
-    found = asyncio.run(Bodies().read(pieces(*[1] * 1000, pause_s=0.05)))
+    found = asyncio.run(BodyReader().read(pieces(*[1] * 1000, pause_s=0.05)))
     assert isinstance(found, Refusal)
     assert found.status == 408
     assert time.monotonic() - began_s < 2
@@ -170,8 +170,8 @@ def test_a_body_has_so_long_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bodies_hold_so_much_together_and_small_ones_are_always_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "LIMITS", replace(LIMITS, bodies_bytes=1_000_000))
-    readers = Bodies()
+    monkeypatch.setattr(body_reader, "LIMITS", replace(LIMITS, bodies_bytes=1_000_000))
+    readers = BodyReader()
 
     async def read_all() -> list[bytes | Refusal]:
         slow = [asyncio.create_task(readers.read(pieces(400_000, 1, pause_s=0.1))) for _ in "123"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from localllm.server.app import _parse
-from localllm.server.bodies import check_arguments, count_names, count_values
+from localllm.server.body_reader import check_arguments, count_names, count_values
 from localllm.server.messages_schema import MessagesRequest
 from localllm.server.refusals import RefusedError
 from localllm.server.responses_schema import ResponseRequest

@@ -18,7 +18,7 @@ _SMALL_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
 
 
-class Bodies:
+class BodyReader:
     """Reads bodies, and counts the bytes that are held at once."""
 
     def __init__(self) -> None:
