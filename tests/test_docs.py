@@ -155,6 +155,65 @@ def test_the_index_names_every_page() -> None:
     assert pages - {index} <= named
 
 
+def pages_of_rooms() -> list[tuple[str, str]]:
+    """Each room of the table in architecture.md, with each link to its page or section."""
+    table = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", table, re.MULTILINE)
+    return [(room, target) for room, links in rows for target in _LINK.findall(links)]
+
+
+def folder_of(room: str) -> Path:
+    return ROOT / ("kernels" if room == "localllm_kernels" else "localllm") / room
+
+
+def first_lines(target: str) -> list[str]:
+    """The ten lines below the heading that a link from architecture.md leads to."""
+    path, _, anchor = target.partition("#")
+    text = _FENCE.sub("", (ROOT / "docs" / path).read_text())
+    for _, title, below in re.findall(r"^(#+) +(.+)\n+((?:(?!#).*\n?)*)", text, re.MULTILINE):
+        if anchor in ("", re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")):
+            return below.splitlines()[:10]
+    return []
+
+
+def what_an_opening_lacks(room: str, lines: list[str]) -> list[str]:
+    """Of what a room is for, what it may not know, and a file of it to start at."""
+    said = dict(re.findall(r"- \*\*([\w ]+):\*\*((?:.|\n  )+)", "\n".join([*lines, ""])))
+    lacking = [
+        each for each in ("For", "May not know", "Start at") if not said.get(each, "").strip()
+    ]
+    folder = folder_of(room)
+    files = [folder.with_suffix(".py"), *folder.rglob("*.*")]
+    for name in code_spans(said.get("Start at", ""))[:1]:
+        if any(file.exists() and f"/{file}".endswith(f"/{name}") for file in files):
+            return lacking
+    return [*lacking, "a file of the room"]
+
+
+def test_the_table_of_rooms_has_every_room() -> None:
+    folders = {path.parent.name for path in (ROOT / "localllm").glob("*/__init__.py")}
+    rooms = {room for room, _ in pages_of_rooms()}
+    assert rooms == {*folders, "errors", "localllm_kernels"}
+
+
+@pytest.mark.parametrize(("room", "target"), pages_of_rooms())
+def test_the_page_of_a_room_begins_with_what_a_newcomer_needs(room: str, target: str) -> None:
+    assert what_an_opening_lacks(room, first_lines(target)) == []
+
+
+def test_an_opening_that_lacks_something_is_found() -> None:
+    opening = [
+        "- **For:** chats.",
+        "- **May not know:** sockets.",
+        "- **Start at:** `store.py`, which",
+        "",
+    ]
+    assert what_an_opening_lacks("chat", opening) == []
+    assert what_an_opening_lacks("text", opening) == ["a file of the room"]
+    assert what_an_opening_lacks("chat", opening[1:]) == ["For"]
+    assert what_an_opening_lacks("chat", ["", *opening[:1]])[:2] == ["May not know", "Start at"]
+
+
 @pytest.mark.parametrize("command", own_commands(), ids=str)
 def test_the_command_line_understands(command: Command) -> None:
     parse(command.words[1:])
