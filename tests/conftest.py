@@ -1,9 +1,11 @@
 """Fixtures: user directories in a temporary place, tiny random checkpoints and tokenizers."""
 
+import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from checkpoints import tiny_config, write_checkpoint
 from interpreter import know_the_types_of_numpy, patch_the_language_once_a_launch
 
 from localllm.operators.cpu_products import make_products_reproducible
+from localllm_kernels.cpu.build import BuildError, load_library
 
 patch_the_language_once_a_launch()
 know_the_types_of_numpy()
@@ -46,9 +49,16 @@ def _folder_of_this_run(name: str, factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the C library is kept, so that it is compiled once for all tests."""
-    return _folder_of_this_run("kernels", tmp_path_factory)
+def compiled_kernels(pytestconfig: pytest.Config) -> Path:
+    """Where the C library is kept, by the digest of its sources: compiled once for all runs."""
+    folder = pytestconfig.cache.mkdir("kernels")
+    folder.chmod(0o700)
+    with (folder / "lock").open("w") as lock:
+        # The other processes of this run wait instead of compiling it too.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(BuildError):  # a machine without a compiler runs what needs none
+            load_library(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
