@@ -21,7 +21,7 @@ from localllm.model.tower import TEXT_MODELS  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- made by tools/models_page.py -->", "<!-- end of what is made -->"
-# What people call the models of a class, and what of these models does not work.
+# What people call the models of a class, and what of these models does not work beside images.
 NAMES: dict[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("Llama 2, 3, 3.1, 3.2", ""),
     "MistralForCausalLM": ("Mistral, Mistral Small 3", ""),
@@ -55,7 +55,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Lfm2MoeForCausalLM": ("LFM2 with experts", ""),
     "Lfm3ForCausalLM": ("LFM3", ""),
     "Ministral3ForCausalLM": ("Ministral 3", ""),
-    "NemotronHForCausalLM": ("Nemotron-H, Nemotron 3", "MTP heads"),
+    "NemotronHForCausalLM": ("Nemotron-H, Nemotron 3", "no MTP heads"),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
     "Olmo3ForCausalLM": ("OLMo 3", ""),
     "OlmoHybridForCausalLM": ("OLMo hybrid", ""),
@@ -67,26 +67,22 @@ NAMES: dict[str, tuple[str, str]] = {
 
 def table() -> str:
     """A row for each family, by name."""
-    lines = [
-        "| models | class in `config.json` | cases held against transformers | layers in one call "
-        "| missing |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| models | class in `config.json` | layers in one call |", "|---|---|---|"]
+    num_cases = len(CASES) + len(TRIED_TOWERS)
     for family in sorted(FAMILIES, key=lambda each: NAMES[each][0]):
         name, missing = NAMES[family]
         towers = {
             around for around, kind, *_ in TRIED_TOWERS.values() if TEXT_MODELS.get(kind) == family
         }
-        cases = sum(each == family for each, _ in CASES.values())
         classes = ", ".join(f"`{each}`" for each in (family, *sorted(towers)))
-        missing = ", ".join(filter(None, ["images" if towers else "", missing]))
-        lines.append(
-            f"| {name} | {classes} | {cases + len(towers)} | {one_call(family)} | {missing} |"
-        )
+        limits = ", ".join(filter(None, ["text only" if towers else "", missing]))
+        shown = f"{name} ({limits})" if limits else name
+        lines.append(f"| {shown} | {classes} | {one_call(family)} |")
     formats = ", ".join(FORMATS)
     lines += [
         "",
-        f"Each of the {len(EVERY_FAMILY)} text models is tried with published formats ({formats}),",
+        f"{num_cases} cases of {len(FAMILIES)} classes are held against transformers. Each of",
+        f"the {len(EVERY_FAMILY)} text models is tried with published formats ({formats}),",
         "quantized by `localllm quantize`, with keys in 8 bits, with drafts, and in any company",
         "(`tests/model/test_every_family.py`).",
     ]
