@@ -49,10 +49,13 @@ def _folder_of_this_run(name: str, factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compiled_kernels(pytestconfig: pytest.Config) -> Path:
+def compiled_kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C library is kept, by the digest of its sources: compiled once for all runs."""
-    folder = pytestconfig.cache.mkdir("kernels")
-    folder.chmod(0o700)
+    if hasattr(pytestconfig, "cache"):
+        folder = pytestconfig.cache.mkdir("kernels")
+        folder.chmod(0o700)
+    else:  # -p no:cacheprovider
+        folder = _folder_of_this_run("kernels", tmp_path_factory)
     with (folder / "lock").open("w") as lock:
         # The other processes of this run wait instead of compiling it too.
         fcntl.flock(lock, fcntl.LOCK_EX)
