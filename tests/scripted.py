@@ -135,6 +135,7 @@ def main() -> None:
     from localllm.cli.draw.output import note
     from localllm.cli.draw.render import Shown
     from localllm.cli.repl.repl import Repl
+    from localllm.cli.repl.slash_commands import COMMANDS
     from localllm.user.places import sessions_file
 
     parser = argparse.ArgumentParser()
@@ -152,7 +153,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model.text_engine.engine.context_length = args.ctx  # type: ignore[misc]
     recorder = Recorder(sessions_file(), note)
-    sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown, recorder).run())
+    sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown, recorder).run(COMMANDS))
 
 
 if __name__ == "__main__":

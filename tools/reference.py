@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from localllm.cli.chat.user_input import MAX_INPUT_BYTES
+from localllm.cli.input.user_input import MAX_INPUT_BYTES
 from localllm.cli.main import app
 from localllm.schedule import sampling_params
 

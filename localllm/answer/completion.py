@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from localllm.errors import LocalLLMError, RequestError
-from localllm.schedule.prompt_scores import read_scores
-from localllm.schedule.request import DraftCount, FinishReason, TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs, read_scores
+from localllm.schedule.request import DraftCount, FinishReason
 from localllm.text.prompt import Prompt
 from localllm.text.thinking import Split
 
@@ -36,7 +36,7 @@ class TextEvent:
     text was held back). `time_s` is on the monotonic clock. `stop_string` comes with the last event
     too: it cut the answer and is not part of it. So do `pooled`, float32, if it was asked for, and
     `drafts`, those of each drafter. `prompt_scores` come with the first token, see
-    prompt_scores.py.
+    PromptScores.
     """
 
     sample: int

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from localllm import __version__
 from localllm.engine.config import EngineConfig
 from localllm.user.places import runtime_folder
+from localllm.user.version import __version__
 
 logger = logging.getLogger(__name__)
 _ENDING = ".engine"

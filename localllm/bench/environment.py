@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from localllm import __version__
+from localllm.user.version import __version__
 
 _LIBRARIES = ("torch", "triton", "numpy", "transformers", "safetensors")
 

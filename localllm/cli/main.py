@@ -16,17 +16,17 @@ from typing import Annotated, cast
 
 import typer
 
-from localllm import __version__
 from localllm.cli.bench.command import bench
 from localllm.cli.bench.eval import evaluate_model
 from localllm.cli.chat.command import chat
 from localllm.cli.chat.sessions import sessions
 from localllm.cli.draw.examples import examples
-from localllm.cli.draw.help import ALIASES, Command, Group
 from localllm.cli.draw.output import StdoutClosedError, print_error
+from localllm.cli.flags.help import ALIASES, Command, Group
 from localllm.cli.flags.origins import origin
+from localllm.cli.flags.settings import flag_defaults
 from localllm.cli.machine.completion import PROGRAM, complete_in, names_shell
-from localllm.cli.machine.config import config, flag_defaults
+from localllm.cli.machine.config import config
 from localllm.cli.machine.doctor import doctor
 from localllm.cli.models.cache import cache
 from localllm.cli.models.ls import ls
@@ -34,17 +34,18 @@ from localllm.cli.models.plan import plan
 from localllm.cli.models.pull import pull
 from localllm.cli.models.rm import rm
 from localllm.cli.models.show import show
+from localllm.cli.models.warm import warm
 from localllm.cli.quantize.command import quantize
 from localllm.cli.serve.command import serve
 from localllm.cli.serve.launch import launch
 from localllm.cli.serve.limits import limits
 from localllm.cli.serve.ps import ps, stop
-from localllm.cli.serve.warm import warm
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.process.ending import end_in_time
 from localllm.user.places import lost_places
 from localllm.user.settings import read_settings
+from localllm.user.version import __version__
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # The common base of typer's usage errors, whose module differs between versions of typer.

@@ -32,7 +32,7 @@ from localllm.engine.warm_steps import WarmStep, warm_steps
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.operators.device import CaptureError, Device, is_fatal, is_out_of_memory
-from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs
 from localllm.schedule.runner import HeadDraft, Launched
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, SchedulerConfig

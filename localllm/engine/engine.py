@@ -14,9 +14,9 @@ from localllm.engine.sampler import sample_seed
 from localllm.errors import DeviceError, RequestError
 from localllm.operators.device import is_fatal, is_out_of_memory
 from localllm.schedule.grammar_turns import GrammarTurns
+from localllm.schedule.logprobs import PromptScores
 from localllm.schedule.matcher import Matcher
 from localllm.schedule.pacing import Pacer
-from localllm.schedule.prompt_scores import PromptScores
 from localllm.schedule.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
 from localllm.schedule.request_check import EngineLimits
 from localllm.schedule.runner import Runner

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from localllm import __version__
 from localllm.drafting.assistant_drafter import AssistantDrafter
 from localllm.drafting.draft_lengths import DraftLengths
 from localllm.drafting.draft_model import DraftModel
@@ -69,6 +68,7 @@ from localllm.schedule.scheduler import Scheduler, SchedulerConfig
 from localllm.schedule.snapshots import Snapshots
 from localllm.schedule.step_times import StepTimes
 from localllm.user.places import cache_folder, prefix_folder
+from localllm.user.version import __version__
 from localllm_kernels import select_ops
 from localllm_kernels.attention.kv_cache import row_bytes
 from localllm_kernels.compiling.choice import ALL_OWN, Choice

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localllm.model.decoder import DecoderModel
-from localllm.schedule.prompt_scores import PromptScores
+from localllm.schedule.logprobs import PromptScores
 from localllm.schedule.scheduler import ScheduledBatch, ScheduledRequest
 
 # Rows of logits held at once, which limits memory.

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from localllm.schedule.request import Request, TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs
+from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledRequest
 from localllm_kernels import Ops

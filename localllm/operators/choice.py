@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 import triton
 
-from localllm import __version__
 from localllm.model.architecture import HEAD
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import StoredLinear
@@ -18,6 +17,7 @@ from localllm.operators.check import CheckRequest
 from localllm.operators.listener import Listener
 from localllm.operators.self_check import CheckError, check_operators
 from localllm.operators.verdict import Finding, Verdict, VerdictFile
+from localllm.user.version import __version__
 from localllm_kernels.compiling.choice import ALL_OWN, SECOND_WAYS, Choice
 from localllm_kernels.compiling.fingerprint import sources_fingerprint
 

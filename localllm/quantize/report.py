@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from localllm import __version__
 from localllm.answer.evaluation import Evaluation
 from localllm.quantize.layer import LEAST_ROWS
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
 from localllm.quantize.source import Kept
+from localllm.user.version import __version__
 
 NUM_WORST = 5
 # A loss that a user should hear of: a perplexity larger by this share, or a KL divergence that

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localllm import __version__
 from localllm.answer.evaluation import Evaluation
 from localllm.answer.opening import open_model
 from localllm.engine.config import EngineConfig
@@ -51,6 +50,7 @@ from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.text import template_files
 from localllm.text.tokenizer_files import MAX_TOKENIZER_BYTES
+from localllm.user.version import __version__
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 logger = logging.getLogger(__name__)

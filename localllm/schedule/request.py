@@ -3,14 +3,12 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from localllm.errors import RequestError
+from localllm.schedule.logprobs import PromptScores, TokenLogprobs
 from localllm.schedule.matcher import Matcher
 from localllm.schedule.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from localllm.schedule.prompt_scores import PromptScores
 
 
 class RequestStatus(Enum):
@@ -31,14 +29,6 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, from the model's distribution before any filter."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DraftCount:
     """How many tokens somebody drafted for an answer, and how many were accepted."""
 
@@ -54,7 +44,7 @@ class TokenEvent(NamedTuple):
     tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
     for this sample so far. `pooled`: what `pooling` asked for, float32; `drafts`: with the last
     event, those of each drafter; `prompt_scores`: with the first token, if they were asked for, see
-    prompt_scores.py.
+    PromptScores.
     """
 
     request_id: int
@@ -94,7 +84,7 @@ class Request:
     parent: "Request | None" = None
     salt: bytes = b""
     matcher: Matcher | None = None
-    scores: "PromptScores | None" = None
+    scores: PromptScores | None = None
     status: RequestStatus = RequestStatus.WAITING
     # Whether the host needs the request's ids to prepare its next step.
     needs_ids: bool = False

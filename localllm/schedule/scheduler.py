@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from localllm.errors import RequestError, StepMemoryError
 from localllm.schedule.block_group import BlockGroup
 from localllm.schedule.block_pool import NULL_BLOCK_ID
+from localllm.schedule.logprobs import TokenLogprobs
 from localllm.schedule.prefix_cache import Prefix, PrefixCache, PrefixStore
 from localllm.schedule.request import (
     FinishReason,
     Request,
     RequestStatus,
     TokenEvent,
-    TokenLogprobs,
 )
 from localllm.schedule.snapshots import Snapshots, positions
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from localllm import __version__
 from localllm.errors import RequestError
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.body import WholeBody
@@ -46,6 +45,7 @@ from localllm.server.schema import (
 from localllm.server.sending import WithHeader, warning_of
 from localllm.server.wrong_paths import not_found
 from localllm.user.places import sessions_file
+from localllm.user.version import __version__
 
 logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=WholeBody)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent, TokenInfo
-from localllm.schedule.prompt_scores import read_scores
+from localllm.schedule.logprobs import read_scores
 from localllm.schedule.request import FinishReason
 from localllm.server.choice import Choice, Frame, Usage
 from localllm.server.guard import Refusal

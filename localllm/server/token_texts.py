@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.answer.completion import TokenInfo
-from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 # JSON has no infinities; OpenAI's own servers send this number instead.

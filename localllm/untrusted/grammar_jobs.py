@@ -10,8 +10,7 @@ from localllm.grammars.vocabulary import single_token
 from localllm.process.memory import resident_bytes, return_freed
 from localllm.schedule.form_ends import FormEnds
 from localllm.schedule.matcher import LONGEST_WAY, MAX_FORCED
-from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar, Work
-from localllm.untrusted.worker_process import Jobs
+from localllm.untrusted.messages import Jobs, OpenGrammars, Trial, TryGrammar, Work
 
 # Tokens for which a trial follows a grammar: its states cost most when first reached.
 _STEPS = 24

@@ -6,6 +6,7 @@
 Untrusted text is bytes here: only the job that reads it decodes it, within the job's limits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
@@ -176,6 +177,8 @@ TextJob = EncodeText | CountTokens | EncodeChat | RenderChat
 TextResult = TokenIds | TokenCount | ChatPrompt | Rendered
 Work = TextJob | TryGrammar
 Result = TextResult | Trial
+# Does the jobs of one opening.
+Jobs = Callable[[Work], Result]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from localllm.untrusted.messages import (
     CountTokens,
     EncodeChat,
     EncodeText,
+    Jobs,
     OpenTexts,
     RenderChat,
     Rendered,
@@ -20,7 +21,6 @@ from localllm.untrusted.messages import (
     bytes_to_text,
     text_to_bytes,
 )
-from localllm.untrusted.worker_process import Jobs
 
 
 def open_text_jobs(opening: OpenTexts) -> Jobs:

@@ -7,7 +7,6 @@ from filecmp import cmp
 from importlib.metadata import version
 from pathlib import Path
 
-from localllm import __version__
 from localllm.errors import CheckpointError
 from localllm.files.json_file import MAX_JSON_BYTES
 from localllm.files.model_file import has_file, read_model_file
@@ -27,6 +26,7 @@ from localllm.untrusted.messages import OpenTexts
 from localllm.untrusted.worker import StoppedError
 from localllm.untrusted.worker_pool import WorkerPool
 from localllm.user.places import cache_folder
+from localllm.user.version import __version__
 
 _BUILT_IN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # What would change the ids or the templates of these.

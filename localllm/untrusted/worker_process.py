@@ -20,14 +20,13 @@ from localllm.untrusted.messages import (
     TO_WORKER,
     FromWorker,
     Job,
+    Jobs,
     Opened,
     OpenGrammars,
     Opening,
     OpenTexts,
-    Result,
     Stopped,
     ToWorker,
-    Work,
 )
 
 _CHUNK = 1 << 18
@@ -38,8 +37,6 @@ JOB_BYTES, JOB_BYTES_PER_BYTE = 512 << 20, 128
 # A vocabulary takes some ten times the size of its file.
 OPEN_BYTES, OPEN_BYTES_PER_BYTE = 1 << 30, 16
 _OPEN_S, _SPARE_S = 60.0, 2.0
-
-Jobs = Callable[[Work], Result]
 
 
 def open_jobs(opening: Opening) -> Jobs:

@@ -17,7 +17,7 @@ from localllm.bench.subject import Subject, open_subject
 from localllm.bench.texts import copying_texts, prose
 from localllm.bench.verify import VerifySuite, describe, differences, run_together
 from localllm.engine.config import EngineConfig
-from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs
 from localllm.schedule.sampling_params import SamplingParams
 
 

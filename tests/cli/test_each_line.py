@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from localllm.attach import remote_side_by_side
-from localllm.cli.chat import input_lines
 from localllm.cli.chat.each_line import in_one_line
-from localllm.cli.chat.input_lines import InputLines
+from localllm.cli.input import input_lines
+from localllm.cli.input.input_lines import InputLines
 from localllm.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.chat import opening
 from localllm.cli.draw import status_line
 from localllm.cli.draw.status_line import StatusLine
-from localllm.cli.models import variants
+from localllm.cli.models import opening, variants
 from localllm.cost.planning import Machine, machine_with, plan_model, shape_of
 from localllm.engine.config import EngineConfig
 from localllm.hub.catalog import load_catalog, recommended
@@ -70,7 +69,7 @@ def test_what_is_recommended_fits(gib: float, alias: str) -> None:
 
 def test_the_same_model_is_told_everywhere(localllm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = load_catalog()["qwen3-4b"]
-    monkeypatch.setattr("localllm.cli.chat.first_start.recommended_here", lambda device: entry)
+    monkeypatch.setattr("localllm.cli.models.first_start.recommended_here", lambda device: entry)
     monkeypatch.setattr("localllm.cost.planning.recommended", lambda kind, memory: entry)
     assert "localllm chat qwen3-4b" in localllm("chat", "hi", "-n", "2").err
     # A single question is greeted once.

@@ -10,8 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from localllm.cli.chat.flags import ChatFlags
-from localllm.cli.draw.help import Command
 from localllm.cli.flags.groups import Flags, only, option, takes_flags
+from localllm.cli.flags.help import Command
 from localllm.cli.main import app as localllm_app
 from localllm.user.places import config_file
 

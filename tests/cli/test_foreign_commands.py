@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from localllm.cli.machine.foreign_commands import _OTHERS, _OURS, instead_of
+from localllm.cli.flags.foreign_commands import _OTHERS, _OURS, instead_of
 from localllm.cli.main import app
 from localllm.errors import ExitCode
 

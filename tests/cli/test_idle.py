@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from localllm.cli.chat.idle import meanwhile
+from localllm.cli.repl.idle import meanwhile
 
 
 def test_it_goes_on_until_nothing_is_left() -> None:

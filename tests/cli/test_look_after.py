@@ -11,7 +11,7 @@ import torch
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.serve import warm
+from localllm.cli.models import warm
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm.user.places import cache_folder, sessions_file

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
-from localllm.cli.machine import suggestions
+from localllm.cli.flags import suggestions
 from localllm.model.random_weights import WEIGHT_KINDS
 from localllm.quantize.recipe import FILE_FORMATS, METHODS
 from localllm.user.places import sessions_file

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from window import Open
 
-from localllm.cli.chat import text_files
-from localllm.cli.chat.text_files import find_files, read_files
-from localllm.cli.chat.user_input import gather_prompt
 from localllm.cli.chat.words import split_files
+from localllm.cli.input import text_files
+from localllm.cli.input.text_files import find_files, read_files
+from localllm.cli.input.user_input import gather_prompt
 from localllm.errors import ContextLengthError, ExitCode, RequestError
 
 Run = Callable[..., Any]

@@ -109,7 +109,7 @@ def test_a_form_for_one_answer_is_refused_in_a_conversation(
     localllm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localllm.cli.chat.request.is_terminal", lambda stream: True)
-    monkeypatch.setattr("localllm.cli.chat.user_input.is_terminal", lambda stream: True)
+    monkeypatch.setattr("localllm.cli.input.user_input.is_terminal", lambda stream: True)
     outcome = localllm("chat", "--json")
     assert outcome.code == ExitCode.USAGE
     assert "need a prompt" in outcome.err

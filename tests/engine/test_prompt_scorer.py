@@ -13,8 +13,7 @@ from recording_device import RecordingDevice
 from localllm.engine.engine import Engine
 from localllm.engine.scoring import WindowScorer
 from localllm.model.decoder import DecoderModel
-from localllm.schedule.prompt_scores import read_scores
-from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs, read_scores
 from localllm.schedule.sampling_params import SamplingParams
 
 SCORES = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prompt_logprobs=2, n=2)

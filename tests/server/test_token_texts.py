@@ -2,7 +2,7 @@
 
 from localllm.answer.completion import TokenInfo
 from localllm.hub.checkpoint import open_checkpoint
-from localllm.schedule.request import TokenLogprobs
+from localllm.schedule.logprobs import TokenLogprobs
 from localllm.server.token_texts import TextOffsets, TokenTexts
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.cpu.product import CProduct
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind
 

@@ -5,8 +5,7 @@ integer products to int8 with one scale per group; see the sources for the formu
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -14,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import WeightLayout, c_multiplies
-from localllm_kernels.cpu import structs
+from localllm_kernels.cpu.experts import CExperts
+from localllm_kernels.cpu.product import CProduct, CpuProduct, PermutedProduct
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.pointwise.gate import GateKind
@@ -30,55 +30,6 @@ class _ScaleKind(IntEnum):
     BFLOAT16 = 1
     OUTPUT = 2
     E8M0 = 3
-
-
-@dataclass(frozen=True, slots=True)
-class CProduct:
-    """`x`, float32 [rows, in] -> [rows, out].
-
-    `weight` is the C structure; `kept` are the tensors that it points to.
-    """
-
-    team: Team
-    kind: ProductKind
-    run: Callable[..., int]
-    weight: IntegerWeight | FloatWeight
-    kept: tuple[Tensor | None, ...]
-
-    @property
-    def struct(self) -> structs.Product:
-        """It as a Product of operators.h, which must not outlive it."""
-        return structs.Product(self.kind, ctypes.addressof(self.weight))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Compute. Raises: MemoryError."""
-        x = x.contiguous()
-        y = x.new_empty(x.shape[0], self.weight.width_out)
-        failed = self.run(
-            ctypes.addressof(self.weight),
-            x.data_ptr(),
-            y.data_ptr(),
-            x.shape[0],
-            self.team.size,
-        )
-        if failed:
-            raise MemoryError("out of memory for the inputs of a product")
-        return y
-
-
-@dataclass(frozen=True, slots=True)
-class PermutedProduct:
-    """A product whose columns are permuted; `permutation`: [in], the input of each column."""
-
-    product: CProduct
-    permutation: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x`, float32 [rows, in] -> [rows, out]."""
-        return self.product(x[:, self.permutation])
-
-
-CpuProduct = CProduct | PermutedProduct
 
 
 def num_lanes(library: ctypes.CDLL) -> int:
@@ -218,8 +169,6 @@ class CpuLinears:
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
     ) -> ExpertsProduct | None:
         """See Linears."""
-        from localllm_kernels.cpu.experts import CExperts  # which reads this file
-
         first = [each for each in gate_up if isinstance(each, CProduct)]
         last = [each for each in down if isinstance(each, CProduct)]
         if len(first) + len(last) < 2 * len(gate_up):

@@ -16,9 +16,9 @@ from localllm.cli.bench.flags import (
 )
 from localllm.cli.bench.runs import bench_kernels, bench_model, bench_server
 from localllm.cli.draw.output import is_terminal, show_controls, write_stdout
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.engine_flags import EngineFlags
 from localllm.cli.flags.groups import takes_flags
-from localllm.cli.machine import suggestions
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode
 

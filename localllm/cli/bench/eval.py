@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.chat.user_input import gather_prompt, read_file
 from localllm.cli.draw.output import is_terminal, json_line, print_error, write_stdout
 from localllm.cli.flags.common import JsonResult, MaxKl, Model
 from localllm.cli.flags.engine_flags import EngineFlags
 from localllm.cli.flags.groups import Flags, only, takes_flags
+from localllm.cli.input.user_input import gather_prompt, read_file
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, RequestError

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.chat.user_input import read_file
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags
 from localllm.cli.flags.groups import Flags, only, option
 from localllm.cli.flags.values import parse_speculation
+from localllm.cli.input.user_input import read_file
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 

@@ -6,8 +6,8 @@ import typer
 
 from localllm.cli.chat.flags import ChatFlags
 from localllm.cli.draw.output import choose_colour
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.groups import takes_flags
-from localllm.cli.machine import suggestions
 
 if TYPE_CHECKING:
     from localllm.cli.chat.request import ChatRequest
@@ -50,6 +50,7 @@ def converse(request: "ChatRequest") -> int:
     """Hold a conversation on this terminal until the user leaves; return the exit code."""
     from localllm.cli.draw.render import Shown
     from localllm.cli.repl.repl import Repl
+    from localllm.cli.repl.slash_commands import COMMANDS
     from localllm.cli.repl.slash_turns import recall
 
     answer = request.flags.answer
@@ -58,4 +59,4 @@ def converse(request: "ChatRequest") -> int:
     repl = Repl(session, request.engine, request.sampling, shown, request.recorder)
     if request.saved is not None:
         recall(repl, request.saved.transcript)
-    return repl.run()
+    return repl.run(COMMANDS)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.answer.side_by_side import Answering, InOneEngine, SideBySide
 from localllm.cli.chat.answer import describe_completion
 from localllm.cli.chat.ask_once import check_remote_form, note_lost_template
-from localllm.cli.chat.input_lines import InputLine, InputLines
 from localllm.cli.chat.request import ChatRequest
-from localllm.cli.chat.user_input import join_raw
 from localllm.cli.draw.interrupt import DeferredInterrupt
 from localllm.cli.draw.output import (
     StdoutClosedError,
@@ -25,6 +23,8 @@ from localllm.cli.draw.output import (
 )
 from localllm.cli.draw.status_line import StatusLine
 from localllm.cli.draw.words import duration
+from localllm.cli.input.input_lines import InputLine, InputLines
+from localllm.cli.input.user_input import join_raw
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.schedule.sampling_params import SamplingParams
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.answer.overflow import OVERFLOW_POLICIES
-from localllm.cli.chat.user_input import read_file
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flags.form_flags import FormFlags
 from localllm.cli.flags.groups import Flags, option
 from localllm.cli.flags.sampling_flags import SamplingFlags
-from localllm.cli.machine import suggestions
+from localllm.cli.input.user_input import read_file
 from localllm.engine.config import EngineConfig
 from localllm.errors import RequestError
 from localllm.text.prompt import THINK_LEVELS

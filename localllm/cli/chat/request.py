@@ -10,14 +10,14 @@ from localllm.chat.recorder import Recorder
 from localllm.chat.store import SavedSession
 from localllm.cli.chat.answer import AnswerForm
 from localllm.cli.chat.flags import ChatFlags, ConversationFlags
-from localllm.cli.chat.opening import open_noted
 from localllm.cli.chat.saved import find_session, open_recorder
-from localllm.cli.chat.text_files import read_files
-from localllm.cli.chat.user_input import gather_prompt
 from localllm.cli.chat.words import choose_model_and_prompt, split_files
 from localllm.cli.draw.output import is_terminal, note
 from localllm.cli.draw.render import RenderMode, check_render_mode
 from localllm.cli.flags.values import parse_keepalive, parse_overflow, parse_think
+from localllm.cli.input.text_files import read_files
+from localllm.cli.input.user_input import gather_prompt
+from localllm.cli.models.opening import open_noted
 from localllm.engine.config import EngineConfig
 from localllm.errors import RequestError
 from localllm.schedule.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ from localllm.cli.draw.files import user_path
 from localllm.cli.draw.output import is_terminal, json_line, note, show_controls, write_stdout
 from localllm.cli.draw.terminal import may_delete
 from localllm.cli.draw.words import age
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import Everything, JsonLines, JsonObject, Yes
-from localllm.cli.machine import suggestions
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a conversation to a file."""
-    from localllm.cli.repl.slash_turns import export_transcript
+    from localllm.cli.repl.transcript_files import export_transcript
 
     if path is None:
         show(name)
@@ -127,7 +127,7 @@ def import_(
     path: Annotated[Path, typer.Argument(help="An exported .json file.")],
 ) -> None:
     """Import an exported conversation."""
-    from localllm.cli.repl.slash_turns import read_transcript
+    from localllm.cli.repl.transcript_files import read_transcript
 
     session = _store().create(read_transcript(user_path(str(path))))
     note(f"imported as session {session.id}; localllm chat --session {session.id} continues it")

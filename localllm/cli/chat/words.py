@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cli.chat.text_files import is_pattern
+from localllm.cli.input.text_files import is_pattern
 from localllm.errors import RequestError
 from localllm.hub.catalog import is_file, is_model_name, looks_like_model, unknown_model
 from localllm.user.settings import default_model

@@ -1,1 +1,1 @@
-"""What is drawn: streams, markdown, tables, help, and the status line."""
+"""What is drawn: streams, markdown, tables, and the status line."""

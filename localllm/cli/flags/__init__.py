@@ -1,1 +1,1 @@
-"""Flags that several commands share, and how flags are defined."""
+"""Flags that several commands share, how flags are defined, and what `--help` and Tab show."""

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.groups import option
-from localllm.cli.machine import suggestions
 
 Model = Annotated[
     str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)

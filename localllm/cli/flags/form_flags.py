@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from localllm.cli.chat.user_input import read_file
 from localllm.cli.flags.groups import Flags, option
+from localllm.cli.input.user_input import read_file
 from localllm.errors import RequestError
 from localllm.text.grammar import Grammar
 

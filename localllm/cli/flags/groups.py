@@ -9,8 +9,6 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 
-from localllm.cli.machine.suggestions import one_of
-
 Returned = TypeVar("Returned")
 _CONTEXT = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
@@ -40,6 +38,11 @@ def only(*names: str) -> Only:
     others keep their defaults.
     """
     return Only(names)
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """A completion for a flag that takes one of `words`."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def option(

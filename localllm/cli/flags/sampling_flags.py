@@ -1,5 +1,6 @@
 """The sampling flags."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,6 +10,21 @@ from localllm.errors import RequestError
 
 # As llama.cpp, Ollama and vLLM write that there is no seed, no limit.
 _UNLIMITED = -1
+
+
+# What `/set` and settings name like the flags: the field of SamplingParams, and how to read it.
+SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "temp": ("temperature", float),
+    "top-k": ("top_k", int),
+    "top-p": ("top_p", float),
+    "min-p": ("min_p", float),
+    "repeat-penalty": ("repetition_penalty", float),
+    "presence-penalty": ("presence_penalty", float),
+    "frequency-penalty": ("frequency_penalty", float),
+    "seed": ("seed", int),
+    "max-tokens": ("max_tokens", int),
+    "stop": ("stop", lambda text: (text,)),
+}
 
 
 @dataclass(frozen=True, slots=True)

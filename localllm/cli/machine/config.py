@@ -1,15 +1,15 @@
 """`localllm config`: the user's settings, which are the defaults of flags."""
 
 import difflib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from localllm.cli.draw.output import note, show_controls, write_stdout
-from localllm.cli.machine import suggestions
-from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
+from localllm.cli.flags import suggestions
+from localllm.cli.flags.settings import settable_flags
+from localllm.errors import DiskError, RequestError
 from localllm.files.private_files import make_private_folder, write_private
 from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
 from localllm.user.places import config_file, user_catalog
@@ -115,59 +115,9 @@ def path(
     write_stdout(f"{user_catalog() if catalog else config_file()}\n")
 
 
-def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings as defaults for every command with a flag of that name.
-
-    Raises: CatalogError (exit code 2) for a name that no command's flag has.
-    """
-    if not settings:
-        return {}
-    flags = _flags(group)
-    for key in settings:
-        if key not in flags and key != DEFAULT_MODEL:
-            near = difflib.get_close_matches(key, [*flags, DEFAULT_MODEL], n=1)
-            raise CatalogError(
-                f"unknown setting {key!r:.60}" + (f"; did you mean {near[0]!r}?" if near else ""),
-                where=str(config_file()),
-                hint=f"localllm --no-config config unset {key}",
-                exit_code=ExitCode.USAGE,
-            )
-    return {
-        command: {
-            flags[key][command].name: value
-            for key, value in settings.items()
-            if command in flags.get(key, {})
-        }
-        for command in group.commands
-    }
-
-
-def setting_names(context: typer.Context) -> list[str]:
-    """The names of all settings, spelled as users type them."""
-    flags = _flags(context.find_root().command)
-    return sorted({DEFAULT_MODEL, *(name.replace("_", "-") for name in flags)})
-
-
-def flag_of(context: typer.Context, name: str) -> Any:
-    """The flag whose default the setting gives; None if no flag has that name."""
-    commands = _flags(context.find_root().command).get(name.lstrip("-").replace("-", "_"))
-    return next(iter(commands.values())) if commands else None
-
-
-def _flags(group: Any) -> dict[str, dict[str, Any]]:
-    """The flags that a variable can set, by name; for each, the parameter of every command."""
-    found: dict[str, dict[str, Any]] = {}
-    for command, each in group.commands.items():
-        for parameter in each.params:
-            if isinstance(parameter.envvar, str):
-                key = parameter.envvar.removeprefix("LOCALLLM_").lower()
-                found.setdefault(key, {})[command] = parameter
-    return found
-
-
 def _known(context: typer.Context, name: str) -> str:
     key = name.lstrip("-").replace("-", "_")
-    flags = _flags(context.find_root().command)
+    flags = settable_flags(context.find_root().command)
     if key in ("model", "m"):
         return DEFAULT_MODEL
     for known, commands in flags.items():
@@ -190,7 +140,7 @@ def _converted(context: typer.Context, key: str, value: str) -> Any:
     """`value` converted to the type of its flag. Raises: RequestError."""
     if key == DEFAULT_MODEL:
         return _placed_model(value)
-    parameter = next(iter(_flags(context.find_root().command)[key].values()))
+    parameter = next(iter(settable_flags(context.find_root().command)[key].values()))
     try:
         converted = parameter.process_value(context, [value] if parameter.multiple else value)
     except Exception as error:  # typer's own error, which has no public name

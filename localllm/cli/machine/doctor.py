@@ -15,8 +15,8 @@ from localllm.cli.draw.output import (
     show_controls,
     write_stdout,
 )
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import JsonLines
-from localllm.cli.machine import suggestions
 from localllm.errors import ExitCode, RequestError
 from localllm.user.places import home_folder
 

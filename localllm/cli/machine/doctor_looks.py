@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from localllm import __version__
 from localllm.cli.draw.output import note
 from localllm.cli.draw.words import duration, size
 from localllm.engine.config import EngineConfig
 from localllm.errors import BackendError, LocalLLMError
 from localllm.user.settings import default_model
+from localllm.user.version import __version__
 
 if TYPE_CHECKING:
     from localllm.operators.verdict import Verdict
@@ -147,7 +147,7 @@ def check_gpu(name: str | None) -> Iterator[Finding]:
 
     Raises: BackendError without a GPU; as `open_checkpoint`.
     """
-    from localllm.cli.chat.opening import loading
+    from localllm.cli.models.opening import loading
     from localllm.engine.loading import check_request, select_device
     from localllm.hub.checkpoint import open_checkpoint
     from localllm.model.weight_check import check_weights

@@ -8,7 +8,7 @@ from localllm.cli.draw.output import check_colour
 from localllm.cli.draw.render import check_render_mode
 from localllm.cli.flags import values as flag_values
 from localllm.cli.flags.engine_flags import DraftFlags
-from localllm.cli.repl.slash_commands import SETTINGS
+from localllm.cli.flags.sampling_flags import SETTINGS
 from localllm.engine.config import EngineConfig
 from localllm.hub.catalog import resolve_model
 from localllm.schedule.sampling_params import SamplingParams

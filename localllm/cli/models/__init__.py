@@ -1,1 +1,1 @@
-"""The models on this machine: list, show, download, remove, plan."""
+"""The models on this machine: list, show, download, remove, plan, warm, open."""

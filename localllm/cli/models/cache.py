@@ -7,10 +7,10 @@ import typer
 from localllm.cli.draw.output import json_line, note, write_stdout
 from localllm.cli.draw.terminal import may_delete
 from localllm.cli.draw.words import size
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import Everything, JsonLines, Yes
 from localllm.cli.flags.engine_flags import PrefixCacheFlags
 from localllm.cli.flags.groups import only, takes_flags
-from localllm.cli.machine import suggestions
 from localllm.errors import RequestError
 
 cache = typer.Typer(

@@ -10,11 +10,11 @@ import typer
 
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
 from localllm.cli.draw.words import size
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import JsonLines
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
-from localllm.cli.flags.groups import Flags, only, takes_flags
+from localllm.cli.flags.groups import Flags, one_of, only, takes_flags
 from localllm.cli.flags.values import parse_size
-from localllm.cli.machine import suggestions
 from localllm.errors import ExitCode, RequestError
 from localllm.hub.catalog import resolve_model
 from localllm.user.settings import default_model
@@ -115,7 +115,7 @@ def plan(
             "--weights",
             help="Format of the weights; by default what the catalogue suggests.",
             metavar="|".join(WEIGHT_KINDS),
-            autocompletion=suggestions.one_of(*WEIGHT_KINDS),
+            autocompletion=one_of(*WEIGHT_KINDS),
         ),
     ] = None,
     engine: EngineOfPlan,

@@ -7,8 +7,8 @@ import typer
 
 from localllm.cli.draw.output import note, write_stdout
 from localllm.cli.draw.words import size
-from localllm.cli.machine import suggestions
-from localllm.cli.serve.warm import offer_to_warm
+from localllm.cli.flags import suggestions
+from localllm.cli.models.warm import offer_to_warm
 from localllm.errors import DownloadError, ExitCode, RequestError
 from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 

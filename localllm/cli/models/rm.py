@@ -7,8 +7,8 @@ import typer
 from localllm.cli.draw.output import note, show_controls
 from localllm.cli.draw.terminal import may_delete
 from localllm.cli.draw.words import size
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import Yes
-from localllm.cli.machine import suggestions
 
 
 def rm(

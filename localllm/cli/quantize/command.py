@@ -12,9 +12,9 @@ from localllm.cli.draw.words import duration, size
 from localllm.cli.flags.common import JsonResult, Model
 from localllm.cli.flags.engine_flags import EngineFlags
 from localllm.cli.flags.groups import only, takes_flags
+from localllm.cli.models.warm import offer_to_warm
 from localllm.cli.quantize.flags import QualityFlags, QuantizeFlags
 from localllm.cli.quantize.progress import progress_bar
-from localllm.cli.serve.warm import offer_to_warm
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode
 

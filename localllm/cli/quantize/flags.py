@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from localllm.cli.chat.user_input import read_file
 from localllm.cli.draw.output import note
 from localllm.cli.flags.common import MaxKl
 from localllm.cli.flags.groups import Flags, option
+from localllm.cli.input.user_input import read_file
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:

@@ -42,7 +42,6 @@ class LineEditor:
 
     def __init__(
         self,
-        completer: Completer,
         on_toggle_thinking: Callable[[], None],
         status: Callable[[], str],
     ) -> None:
@@ -52,7 +51,6 @@ class LineEditor:
             message=self._prompt,
             prompt_continuation=lambda width, line, is_soft: "" if is_soft else ". ".rjust(width),
             multiline=True,
-            completer=completer,
             complete_while_typing=False,
             history=_open_history(),
             auto_suggest=AutoSuggestFromHistory(),
@@ -63,12 +61,12 @@ class LineEditor:
             style=_STYLE,
         )
 
-    def read(self) -> str:
-        """Read the next message, unchanged.
+    def read(self, completer: Completer) -> str:
+        """Read the next message, unchanged; Tab offers what `completer` knows.
 
         Raises: EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, both at an empty prompt.
         """
-        return self._session.prompt()
+        return self._session.prompt(completer=completer)
 
     def edit(self, text: str) -> str | None:
         """Let the user edit `text`; None if Ctrl-C or Ctrl-D cancels that."""

@@ -14,8 +14,6 @@ from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
 from localllm.chat.conversation import ChatSession
 from localllm.chat.recorder import Recorder
-from localllm.cli.chat.idle import meanwhile
-from localllm.cli.chat.opening import without_memory
 from localllm.cli.draw.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.draw.output import StdoutClosedError, note, print_error, show_controls
 from localllm.cli.draw.prefill_progress import with_progress
@@ -23,15 +21,10 @@ from localllm.cli.draw.render import AnswerView, Shown, make_printer
 from localllm.cli.draw.terminal import keys_held
 from localllm.cli.draw.words import context
 from localllm.cli.models.download_progress import TerminalProgress
+from localllm.cli.models.opening import without_memory
 from localllm.cli.models.variants import choose_variant
+from localllm.cli.repl.idle import meanwhile
 from localllm.cli.repl.line_editor import CommandCompleter, LineEditor, unquoted
-from localllm.cli.repl.slash_commands import (
-    SLASH_COMMANDS,
-    complete_argument,
-    find_command,
-    suggest_command,
-    takes_path,
-)
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.hub.checkpoint import open_checkpoint
@@ -51,6 +44,16 @@ class Attachment:
 
     name: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What lines that begin with `/` do: the completions of their words, and the function that runs
+    one, by its word and its argument.
+    """
+
+    completer: CommandCompleter
+    run: Callable[["Repl", str, str], None]
 
 
 class Repl:
@@ -76,16 +79,12 @@ class Repl:
         self.last_completion: Completion | None = None
         self.used_tokens = 0  # of the context, as far as known
         self.is_over = False
-        self.editor = LineEditor(
-            CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path),
-            self._toggle_thinking,
-            self._status,
-        )
+        self.editor = LineEditor(self._toggle_thinking, self._status)
         self._engine_config = engine_config
         self._num_regenerated = 0
         self._was_warned = False
 
-    def run(self) -> int:
+    def run(self, commands: Commands) -> int:
         """Read and answer until the user leaves; return the exit code."""
         what = "continues what you write" if self.session.completes_text else "answers"
         note(f"{self.session.model.name} {what}; /help for commands, Ctrl-D leaves", dim=True)
@@ -94,7 +93,7 @@ class Repl:
         while not self.is_over:
             try:
                 with meanwhile(self.session.model.work_ahead):
-                    text = self.editor.read()
+                    text = self.editor.read(commands.completer)
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -106,7 +105,7 @@ class Repl:
                 continue
             last_interrupt_s = -LEAVE_WINDOW_S
             try:
-                self._handle(text)
+                self._handle(text, commands)
             except LocalLLMError as error:
                 print_error(error.message, error.where, error.hint)
             except KeyboardInterrupt:
@@ -276,7 +275,7 @@ class Repl:
         way = self.session.model.way_to_longer_context
         return f"/clear begins a new conversation, or start again with {way}"
 
-    def _handle(self, text: str) -> None:
+    def _handle(self, text: str, commands: Commands) -> None:
         stripped = text.strip()
         if not stripped:
             return
@@ -285,11 +284,7 @@ class Repl:
             return
         if stripped.startswith("/") and not stripped.startswith("//"):
             word, _, argument = stripped.partition(" ")
-            command = find_command(word)
-            if command is None:
-                print_error(f"unknown command {word!r:.40}", hint=suggest_command(word, argument))
-            else:
-                command.run(self, argument.strip())
+            commands.run(self, word, argument)
             return
         if not self.session.completes_text:
             text = unquoted(stripped)

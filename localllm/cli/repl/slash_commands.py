@@ -5,37 +5,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localllm.answer.overflow import UNKNOWN_CONTEXT
-from localllm.cli.chat.text_files import find_files, is_several, joined
 from localllm.cli.draw.figures import describe_drafts, describe_prompt
 from localllm.cli.draw.files import user_path
-from localllm.cli.draw.output import note, show_controls
+from localllm.cli.draw.output import note, print_error, show_controls
 from localllm.cli.draw.thoughts import THOUGHTS_MODES
+from localllm.cli.flags.sampling_flags import SETTINGS
 from localllm.cli.flags.values import parse_think
+from localllm.cli.input.text_files import find_files, is_several, joined
 from localllm.cli.repl import slash_turns as turns
+from localllm.cli.repl.line_editor import CommandCompleter
+from localllm.cli.repl.repl import Commands, Repl
 from localllm.errors import RequestError
 from localllm.hub.catalog import BUILT_IN_MODEL, is_file, load_catalog
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import THINK_LEVELS
-
-if TYPE_CHECKING:
-    from localllm.cli.repl.repl import Repl
-
-# Named like the flags.
-SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "temp": ("temperature", float),
-    "top-k": ("top_k", int),
-    "top-p": ("top_p", float),
-    "min-p": ("min_p", float),
-    "repeat-penalty": ("repetition_penalty", float),
-    "presence-penalty": ("presence_penalty", float),
-    "frequency-penalty": ("frequency_penalty", float),
-    "seed": ("seed", int),
-    "max-tokens": ("max_tokens", int),
-    "stop": ("stop", lambda text: (text,)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +30,7 @@ class SlashCommand:
 
     usage: str
     meaning: str
-    run: Callable[["Repl", str], None]
+    run: Callable[[Repl, str], None]
     takes_path: bool = False
 
 
@@ -60,7 +46,7 @@ _KEYS = (
 )
 
 
-def _help(repl: "Repl", argument: str) -> None:
+def _help(repl: Repl, argument: str) -> None:
     commands = [(command.usage, command.meaning) for command in SLASH_COMMANDS.values()]
     size = shutil.get_terminal_size()
     if argument == "keys":
@@ -89,7 +75,7 @@ def _show_table(rows: Sequence[tuple[str, str]], columns: int, *, is_brief: bool
         note(line, indent=width + 2)
 
 
-def _model(repl: "Repl", argument: str) -> None:
+def _model(repl: Repl, argument: str) -> None:
     if argument:
         repl.load_model(argument)
         note(f"{argument} answers from now on; the conversation stays")
@@ -100,7 +86,7 @@ def _model(repl: "Repl", argument: str) -> None:
     note(f"/model NAME switches to another: {', '.join(model_names())}", dim=True)
 
 
-def _system(repl: "Repl", argument: str) -> None:
+def _system(repl: Repl, argument: str) -> None:
     session = repl.session
     if argument:
         if session.completes_text:
@@ -114,7 +100,7 @@ def _system(repl: "Repl", argument: str) -> None:
         note("/system off removes it", dim=True)
 
 
-def _set(repl: "Repl", argument: str) -> None:
+def _set(repl: Repl, argument: str) -> None:
     name, _, value = argument.partition(" ")
     name, value = name.lstrip("-").replace("_", "-"), value.strip()
     if not name:
@@ -147,7 +133,7 @@ def _describe(value: Any) -> str:
     return "none" if value is None or value == () else repr(value).strip("(),")
 
 
-def _stats(repl: "Repl", argument: str) -> None:
+def _stats(repl: Repl, argument: str) -> None:
     if argument in ("on", "off"):
         repl.shown.shows_stats = argument == "on"
         note(f"the statistics under each answer are {argument}")
@@ -185,7 +171,7 @@ def _stats(repl: "Repl", argument: str) -> None:
         note(f"  {name:16} {value}")
 
 
-def _think(repl: "Repl", argument: str) -> None:
+def _think(repl: Repl, argument: str) -> None:
     mode = next((each for each in THOUGHTS_MODES if each == argument), None)
     if mode is not None:
         repl.shown.thoughts = mode
@@ -199,7 +185,7 @@ def _think(repl: "Repl", argument: str) -> None:
     note(f"thinking: {level}, {shown}")
 
 
-def _file(repl: "Repl", argument: str) -> None:
+def _file(repl: Repl, argument: str) -> None:
     name, text = _split_path(argument)
     if not name:
         names = ", ".join(file.name for file in repl.attachments)
@@ -243,7 +229,7 @@ def _split_path(argument: str) -> tuple[str, str]:
     return name, text.strip()
 
 
-def _multi(repl: "Repl", argument: str) -> None:
+def _multi(repl: Repl, argument: str) -> None:
     repl.editor.is_multi = not repl.editor.is_multi
     if repl.editor.is_multi:
         note("Enter adds a line and Alt-Enter sends; /multi and Alt-Enter switch back")
@@ -251,7 +237,7 @@ def _multi(repl: "Repl", argument: str) -> None:
         note("Enter sends")
 
 
-def _why(repl: "Repl", argument: str) -> None:
+def _why(repl: Repl, argument: str) -> None:
     if argument in ("on", "off"):
         repl.shown.shows_why = argument == "on"
         note(f"the cache report after each answer is {argument}")
@@ -264,7 +250,7 @@ def _why(repl: "Repl", argument: str) -> None:
         note(line)
 
 
-def _exit(repl: "Repl", argument: str) -> None:
+def _exit(repl: Repl, argument: str) -> None:
     repl.is_over = True
 
 
@@ -367,3 +353,15 @@ def takes_path(command: str) -> bool:
 def model_names() -> list[str]:
     """The short names that `/model` accepts."""
     return [BUILT_IN_MODEL, *load_catalog()]
+
+
+def run_command(repl: Repl, word: str, argument: str) -> None:
+    """Run the command that `word` names, or say that there is none."""
+    command = find_command(word)
+    if command is None:
+        print_error(f"unknown command {word!r:.40}", hint=suggest_command(word, argument))
+    else:
+        command.run(repl, argument.strip())
+
+
+COMMANDS = Commands(CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path), run_command)

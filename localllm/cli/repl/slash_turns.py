@@ -4,30 +4,28 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from localllm.chat.store import check_name
 from localllm.chat.transcript import Transcript, make_title
-from localllm.cli.draw.files import user_path, write_new_file
+from localllm.cli.draw.files import user_path
 from localllm.cli.draw.output import note, show_controls
 from localllm.cli.draw.terminal import confirm
 from localllm.cli.draw.words import age
+from localllm.cli.repl.repl import Repl
+from localllm.cli.repl.transcript_files import export_transcript, read_transcript
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
-
-if TYPE_CHECKING:
-    from localllm.cli.repl.repl import Repl
 
 _LISTED = 15
 # How much of the last answer is shown when a conversation is resumed.
 _RECALLED_LINES, _RECALLED_CHARS = 6, 400
 
 
-def regenerate(repl: "Repl", argument: str) -> None:
+def regenerate(repl: Repl, argument: str) -> None:
     """`/regen`: answer the last question again."""
     repl.regenerate()
 
 
-def resume(repl: "Repl", argument: str) -> None:
+def resume(repl: Repl, argument: str) -> None:
     """`/continue`: continue an answer that was cut or stopped."""
     if repl.is_full:
         raise RequestError(
@@ -36,7 +34,7 @@ def resume(repl: "Repl", argument: str) -> None:
     repl.answer(repl.session.resume)
 
 
-def retry(repl: "Repl", argument: str) -> None:
+def retry(repl: Repl, argument: str) -> None:
     """`/retry`: ask an unanswered question again, or regenerate the last answer."""
     question = repl.session.unanswered
     if question is not None:
@@ -45,7 +43,7 @@ def retry(repl: "Repl", argument: str) -> None:
         repl.regenerate()
 
 
-def edit(repl: "Repl", argument: str) -> None:
+def edit(repl: Repl, argument: str) -> None:
     """`/edit`: change the last question and ask it again."""
     question = repl.session.unanswered
     if question is None:
@@ -74,7 +72,7 @@ def edit(repl: "Repl", argument: str) -> None:
         raise
 
 
-def undo(repl: "Repl", argument: str) -> None:
+def undo(repl: Repl, argument: str) -> None:
     """`/undo`: remove the last question and its answer."""
     turn = repl.session.undo()
     if turn is None:
@@ -85,14 +83,14 @@ def undo(repl: "Repl", argument: str) -> None:
         note(f"removed: {show_controls(make_title(turn.question))}")
 
 
-def clear(repl: "Repl", argument: str) -> None:
+def clear(repl: Repl, argument: str) -> None:
     """`/clear`: begin a new conversation."""
     was_saved = repl.recorder is not None and repl.recorder.session is not None
     repl.start_anew()
     note("a new conversation" + ("; the old one is in /sessions" if was_saved else " begins"))
 
 
-def compact(repl: "Repl", argument: str) -> None:
+def compact(repl: Repl, argument: str) -> None:
     """`/compact`: summarise the older turns, and continue from the summary if the user agrees."""
     session = repl.session
     if not session.can_be_summarised:
@@ -129,7 +127,7 @@ def compact(repl: "Repl", argument: str) -> None:
     note(f"the context went from {used:,} to {now:,} tokens; all turns are still in /sessions")
 
 
-def save(repl: "Repl", argument: str) -> None:
+def save(repl: Repl, argument: str) -> None:
     """`/save`: name the conversation, or say under which name it is saved."""
     if repl.recorder is None:
         raise RequestError("this conversation is not saved", hint="start without --no-save")
@@ -149,7 +147,7 @@ def save(repl: "Repl", argument: str) -> None:
     note(f"this conversation is named {name!r}; {command} continues it")
 
 
-def load(repl: "Repl", argument: str) -> None:
+def load(repl: Repl, argument: str) -> None:
     """`/load`: continue a saved conversation, or an exported .json file."""
     if repl.recorder is None:
         raise RequestError("sessions are off", hint="start without --no-save")
@@ -176,7 +174,7 @@ def load(repl: "Repl", argument: str) -> None:
     recall(repl, saved.transcript)
 
 
-def recall(repl: "Repl", transcript: Transcript) -> None:
+def recall(repl: Repl, transcript: Transcript) -> None:
     """Show the last turn of a conversation that is resumed."""
     turns = repl.session.turns
     repl.used_tokens = repl.session.count_tokens()
@@ -196,7 +194,7 @@ def recall(repl: "Repl", transcript: Transcript) -> None:
         tell(f"{transcript.model} answered so far; /model {transcript.model} switches back")
 
 
-def list_sessions(repl: "Repl", argument: str) -> None:
+def list_sessions(repl: Repl, argument: str) -> None:
     """`/sessions`: list the saved conversations."""
     if repl.recorder is None:
         raise RequestError("sessions are off", hint="start without --no-save")
@@ -216,30 +214,8 @@ def list_sessions(repl: "Repl", argument: str) -> None:
         note("/load NAME continues one", dim=True)
 
 
-def export(repl: "Repl", argument: str) -> None:
+def export(repl: Repl, argument: str) -> None:
     """`/export`: write the conversation to a file."""
     transcript = repl.session.transcript()
     export_transcript(transcript, user_path(argument) if argument else Path())
     note(f"wrote {len(transcript.messages)} messages to {argument}")
-
-
-def export_transcript(transcript: Transcript, path: Path) -> None:
-    """Write a conversation to a new `.md` or `.json` file. Raises: RequestError, DiskError."""
-    if path.suffix not in (".md", ".json"):
-        raise RequestError(
-            "the path must end in .md or .json", param="path", hint="a name such as chat.md"
-        )
-    is_json = path.suffix == ".json"
-    write_new_file(path, transcript.to_json() if is_json else transcript.to_markdown())
-
-
-def read_transcript(path: Path) -> Transcript:
-    """The conversation in a `.json` file. Raises: RequestError."""
-    try:
-        return Transcript.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RequestError(
-            f"{path.name} is not a conversation: {error!s:.200}",
-            param="path",
-            hint="a .json file written by /export",
-        ) from error

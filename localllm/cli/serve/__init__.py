@@ -1,1 +1,1 @@
-"""Engines that keep running: `serve`, `launch`, `ps`, `stop`, `warm`."""
+"""Engines that keep running: `serve`, `launch`, `ps`, `stop`."""

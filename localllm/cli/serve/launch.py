@@ -15,9 +15,9 @@ import typer
 
 from localllm.cli.draw.output import is_terminal, note, write_stdout
 from localllm.cli.draw.terminal import confirm
+from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import Yes
 from localllm.cli.flags.groups import Flags, option, takes_flags
-from localllm.cli.machine import suggestions
 from localllm.errors import RequestError
 from localllm.files.private_files import make_private_folder, write_private
 from localllm.hub.catalog import BUILT_IN_MODEL, resolve_model

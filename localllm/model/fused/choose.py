@@ -14,7 +14,8 @@ from localllm.model.layer import Layer
 from localllm.model.norm import Norm
 from localllm_kernels import Ops
 from localllm_kernels.compiling.choice import FUSED
-from localllm_kernels.cpu.linear import CProduct, CpuLinears
+from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.cpu.product import CProduct
 from localllm_kernels.products.gpu_linears import GpuLinears, Int4Product
 
 

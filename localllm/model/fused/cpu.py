@@ -17,8 +17,8 @@ from localllm.model.rope import RopeTable
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
-from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.cpu.ops import recurrence_struct, routing_struct, slots_in_c
+from localllm_kernels.cpu.product import CProduct
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.pointwise.gate import GATE_KINDS
 from localllm_kernels.recurrence.state_cache import StateCache

@@ -11,7 +11,7 @@ import torch
 
 from localllm.model.fused.cpu import CpuDecoder, group_structs
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.cpu.product import CProduct
 
 if TYPE_CHECKING:
     from torch import Tensor

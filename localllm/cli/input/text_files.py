@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localllm.cli.chat.user_input import (
+from localllm.cli.draw.files import user_path
+from localllm.cli.draw.output import note, show_controls
+from localllm.cli.input.user_input import (
     MAX_INPUT_BYTES,
     SNIFFED_BYTES,
     join_raw,
     looks_binary,
     read_file,
 )
-from localllm.cli.draw.files import user_path
-from localllm.cli.draw.output import note, show_controls
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 
 # No prompt needs more; a user who does want them all can join them first.

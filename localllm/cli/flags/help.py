@@ -7,8 +7,8 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from localllm.cli.flags.foreign import translated
+from localllm.cli.flags.foreign_commands import instead_of
 from localllm.cli.flags.origins import origin_of
-from localllm.cli.machine.foreign_commands import instead_of
 from localllm.errors import RequestError
 
 # Names that other tools use for a command; each is accepted, and listed beside it.

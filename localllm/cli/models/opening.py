@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localllm.cli.chat.first_start import welcome
 from localllm.cli.draw.output import note, show_controls
 from localllm.cli.draw.status_line import StatusLine
+from localllm.cli.models.first_start import welcome
 from localllm.cli.models.variants import choose_variant
 from localllm.engine.config import EngineConfig
 from localllm.hub.recommendation import has_gpu_driver

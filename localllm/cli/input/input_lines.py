@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import BinaryIO, cast
 
-from localllm.cli.chat.user_input import SNIFFED_BYTES, looks_binary
 from localllm.cli.draw.output import note
+from localllm.cli.input.user_input import SNIFFED_BYTES, looks_binary
 from localllm.errors import LocalLLMError, RequestError
 
 MAX_LINE_BYTES = 8 << 20

@@ -1,10 +1,18 @@
-"""How likely the tokens of a prompt are, in a form that is small enough to be sent."""
+"""How likely tokens are: those of an answer one by one, those of a prompt in a form that is small
+enough to be sent.
+"""
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.schedule.request import TokenLogprobs
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the model's distribution before any filter."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True)

@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
+from localllm.cli.flags.settings import flag_of, setting_names
 from localllm.errors import LocalLLMError
 from localllm.user.places import home_folder
+from localllm.user.settings import DEFAULT_MODEL, read_settings
 
 
 def models(incomplete: str) -> list[str]:
@@ -50,15 +51,8 @@ def cache_kinds(incomplete: str) -> list[str]:
     return [kind.name for kind in cache_kinds(None) if kind.name.startswith(incomplete)]
 
 
-def one_of(*words: str) -> Callable[[str], list[str]]:
-    """A completion for a flag that takes one of `words`."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
 def settings(context: typer.Context, incomplete: str) -> list[str]:
     """Names that `config set` takes."""
-    from localllm.cli.machine.config import setting_names
-
     names = setting_names(context)
     if context.info_name == "unset":
         names = [name.replace("_", "-") for name in _set_by_the_user()]
@@ -66,8 +60,6 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _set_by_the_user() -> list[str]:
-    from localllm.user.settings import read_settings
-
     try:
         return sorted(read_settings())
     except LocalLLMError:
@@ -76,9 +68,6 @@ def _set_by_the_user() -> list[str]:
 
 def setting_values(context: typer.Context, incomplete: str) -> list[str]:
     """Values of the setting that is named before."""
-    from localllm.cli.machine.config import flag_of
-    from localllm.user.settings import DEFAULT_MODEL
-
     name = context.params.get("name") or ""
     if name.replace("-", "_") == DEFAULT_MODEL:
         return models(incomplete)
