@@ -26,22 +26,19 @@ from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import in_parts_of_heads, paged_attention_reference
 from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.attention.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.backend import wanted_traits
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.driver import DriverError, start_driver
 from localllm_kernels.compiling.launch import Workspace
-from localllm_kernels.compiling.traits import (
-    C_TRAITS,
-    TORCH_TRAITS,
-    TRITON_TRAITS,
-    Traits,
-    wanted_traits,
-)
+from localllm_kernels.compiling.traits import TORCH_TRAITS, Traits
 from localllm_kernels.compiling.tunings import Tunings
 from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
 from localllm_kernels.cpu.ops import MAX_GROUP, CpuOps
 from localllm_kernels.cpu.team import Team
+from localllm_kernels.cpu.traits import C_TRAITS
 from localllm_kernels.experts.route import Routing, route, route_reference
+from localllm_kernels.linears import Linears
 from localllm_kernels.pointwise.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
 from localllm_kernels.pointwise.rms_norm import (
     add_rms_norm,
@@ -50,7 +47,7 @@ from localllm_kernels.pointwise.rms_norm import (
     rms_norm_reference,
 )
 from localllm_kernels.products.gpu_linears import GpuLinears
-from localllm_kernels.products.linears import Linears
+from localllm_kernels.products.traits import TRITON_TRAITS
 from localllm_kernels.recurrence.launch import recurrence
 from localllm_kernels.recurrence.recurrence import recurrence_reference
 from localllm_kernels.recurrence.short_conv import short_conv_reference

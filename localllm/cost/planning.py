@@ -51,7 +51,8 @@ from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKin
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm_kernels.attention.kv_cache import row_bytes
-from localllm_kernels.compiling.traits import Traits, WeightLayout, find_traits
+from localllm_kernels.backend import find_traits
+from localllm_kernels.compiling.traits import Traits, WeightLayout
 
 # Assumed of a GPU's nominal memory: the share that is free for a program, and what a display, its
 # desktop and the driver take at least.

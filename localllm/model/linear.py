@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.products.linears import Linears
+from localllm_kernels.linears import Linears
 
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]

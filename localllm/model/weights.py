@@ -53,8 +53,8 @@ from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.experts.gpu_experts import GpuExperts
 from localllm_kernels.experts.slotted_experts import SlottedExperts
+from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.pointwise.gate import GateKind
-from localllm_kernels.products.linears import ExpertsProduct
 
 logger = logging.getLogger(__name__)
 

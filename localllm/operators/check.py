@@ -32,8 +32,8 @@ from localllm.operators.device import is_fatal, is_out_of_memory
 from localllm.operators.graph_timer import GraphTimer, Timer
 from localllm_kernels import Ops, triton_ops
 from localllm_kernels.compiling.choice import Choice, Piece
+from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.compiling.tunings import Tunings
-from localllm_kernels.products.tiles import TileConfig
 
 _REPEATS = 7
 

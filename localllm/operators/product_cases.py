@@ -20,11 +20,11 @@ from localllm.operators.case import OperatorCase, Sizes, distance, unit_of
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.attention.kv_cache import dequantize_rows, quantize_rows
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.products.fp8_matmul import rounds_inputs
 from localllm_kernels.products.gpu_linears import Int4Product
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.products.int4_weight import NOTHING, Around
-from localllm_kernels.products.linears import ExpertsProduct
 
 # Each takes a different path: one row, a tile, the largest tile, and the library.
 ROWS = (1, 16, MAX_TILE_ROWS, 512)

@@ -27,10 +27,10 @@ from localllm.operators.case import distance, unit_of
 from localllm.operators.device import Device, is_fatal
 from localllm.user.places import cache_folder
 from localllm_kernels.compiling.fingerprint import sources_fingerprint
+from localllm_kernels.compiling.tiles import MAX_SPLITS, MAX_WARPS, TileConfig
 from localllm_kernels.compiling.tunings import Tunings
 from localllm_kernels.products.gpu_linears import Int4Product
 from localllm_kernels.products.int4_weight import NOTHING, Around
-from localllm_kernels.products.tiles import MAX_SPLITS, MAX_WARPS, TileConfig
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from localllm.operators.tuning import TuningFile
 from localllm.operators.verdict import KIND, Outcome, Verdict, VerdictFile
 from localllm.user.places import cache_folder
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import load_library
-from localllm_kernels.products.tiles import TileConfig
 
 WITHOUT = "nothing is kept"
 VERDICT = Verdict("a GPU", "a shape", (Outcome(Piece.NORMS, "norm", 1, "good"),))

@@ -5,9 +5,9 @@ import torch
 from guards import GuardedMemory, needs_interpreter
 
 from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.compiling.tiles import choose_tiles
 from localllm_kernels.products.fp8_matmul import fp8_matmul, fp8_matmul_reference
 from localllm_kernels.products.int8_matmul import int8_matmul, int8_matmul_reference
-from localllm_kernels.products.tiles import choose_tiles
 
 pytestmark = needs_interpreter
 

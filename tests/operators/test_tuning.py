@@ -21,9 +21,9 @@ from localllm.operators import tuning
 from localllm.operators.device import CaptureError
 from localllm.operators.tuning import ROWS, TuningFile, _calls, tune
 from localllm.quantize.recipe import Recipe
+from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.compiling.tunings import Tunings
 from localllm_kernels.products.gpu_linears import GpuLinears
-from localllm_kernels.products.tiles import TileConfig
 
 INT4 = Recipe("rtn", group_size=32)
 CONFIG = TileConfig(1, 16, 1024, 3, 4)

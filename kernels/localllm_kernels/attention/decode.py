@@ -14,6 +14,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localllm_kernels.attention.cache_arguments import (
+    CACHE_TYPES,
+    CODES,
+    KINDS,
+    cache_kind,
+    cache_pointers,
+)
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache, row_bytes
 from localllm_kernels.attention.parts import add_parts, tiles_of_part
@@ -32,14 +39,7 @@ from localllm_kernels.attention.tiles import (
     score_words,
 )
 from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import (
-    CACHE_TYPES,
-    CODES,
-    KINDS,
-    Workspace,
-    cache_kind,
-    cache_pointers,
-)
+from localllm_kernels.compiling.launch import Workspace
 
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 64

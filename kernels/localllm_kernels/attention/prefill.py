@@ -11,6 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm_kernels.attention.cache_arguments import (
+    CACHE_TYPES,
+    KINDS,
+    cache_kind,
+    cache_pointers,
+)
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.parts import add_parts, tiles_of_part
 from localllm_kernels.attention.tiles import (
@@ -28,13 +34,7 @@ from localllm_kernels.attention.tiles import (
     score_words,
 )
 from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import (
-    CACHE_TYPES,
-    KINDS,
-    Workspace,
-    cache_kind,
-    cache_pointers,
-)
+from localllm_kernels.compiling.launch import Workspace
 
 NUM_WARPS = 8
 MIN_SPLIT_KEYS = 512

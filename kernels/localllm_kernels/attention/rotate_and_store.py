@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.attention.kv_cache import KVCache
-from localllm_kernels.attention.rotary import apply_rotary_reference
-from localllm_kernels.attention.store_kv import store_kv_reference
-from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import (
+from localllm_kernels.attention.cache_arguments import (
     CACHE_TYPES,
     KINDS,
     cache_kind,
     cache_pointers,
-    present,
 )
+from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.rotary import apply_rotary_reference
+from localllm_kernels.attention.store_kv import store_kv_reference
+from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import present
 from localllm_kernels.pointwise.rms_norm import rms_norm_reference
 from localllm_kernels.primitives.e4m3 import to_e4m3
 

@@ -25,12 +25,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-import localllm_kernels
 from localllm_kernels.compiling.aot import AotSpec
 
 # KiB of shared memory that a block may use, by compute capability (CUDA C++ Programming Guide,
 # "Technical Specifications per Compute Capability").
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+PACKAGE = Path(__file__).parents[1]
 AMD_TARGETS = ("gfx942", "gfx1100")
 
 
@@ -45,7 +45,7 @@ class Usage:
 
 def all_specs() -> Iterator[tuple[str, AotSpec]]:
     """Every spec of every file in this package, with its folder and file as "products/gate"."""
-    for module in pkgutil.walk_packages(localllm_kernels.__path__, "localllm_kernels."):
+    for module in pkgutil.walk_packages([str(PACKAGE)], f"{PACKAGE.name}."):
         if not module.ispkg and module.name != __name__:
             for spec in getattr(importlib.import_module(module.name), "AOT_SPECS", []):
                 yield "/".join(module.name.split(".")[1:]), spec

@@ -1,31 +1,10 @@
-"""Shared by the launchers: the pointers of a cache, absent tensors, and working memory."""
+"""Shared by the launchers: absent tensors, and working memory."""
 
 import torch
 from torch import Tensor
 
-from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.compiling.tiles import TileConfig, choose_tiles, vary_8_bits
 from localllm_kernels.compiling.tunings import Tunings
-from localllm_kernels.products.tiles import TileConfig, choose_tiles, vary_8_bits
-
-# How keys and values are stored: KIND of the kernels, and the type they are compiled for (None: the
-# model's).
-KINDS = {"plain": 0, "int8": 1, "fp8": 2}
-CACHE_TYPES = {"plain": None, "int8": "*i8", "fp8": "*u8"}
-CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-_KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
-
-
-def cache_kind(cache: KVCache) -> int:
-    """How keys and values are stored: KIND of `attention/tiles.py`."""
-    return _KINDS.get(cache.key.dtype, KINDS["plain"])
-
-
-def cache_pointers(cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values and their scales; if there are no scales, tensors that are not read."""
-    key, value = cache.key, cache.value
-    if key.dtype == torch.float8_e4m3fn:
-        key, value = key.view(torch.uint8), value.view(torch.uint8)
-    return key, value, present(cache.key_scales, key), present(cache.value_scales, value)
 
 
 def present(tensor: Tensor | None, instead: Tensor) -> Tensor:

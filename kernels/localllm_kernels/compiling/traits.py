@@ -9,10 +9,6 @@ from typing import Literal
 
 import torch
 
-from localllm_kernels.cpu.build import find_compiler
-from localllm_kernels.products.fp8_matmul import takes_blocks
-from localllm_kernels.products.int4_weight import takes_groups
-
 Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
@@ -66,58 +62,7 @@ def torch_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> b
     return layout.kind == "int8" or (layout.kind == "int4" and layout.group in (32, 64, 128, 256))
 
 
-def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
-    """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
-    return (
-        dtype == torch.bfloat16
-        and layout.kind in ("int4", "int8", "mxfp4")
-        and layout.group % C_GROUPS == 0
-    )
-
-
-def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
-    """As each kernel states for itself."""
-    match layout.kind:
-        case "int4":
-            return takes_groups(layout.group)
-        case "int8":
-            return True
-        case "fp8":
-            return takes_blocks(layout.group, layout.width_in)
-        case "mxfp4":
-            return True
-    return False
-
-
-# Groups of the C library are multiples of its longest vectors.
-C_GROUPS = 16
 # The multiple of rows with which torch's float32 products on a CPU give a row the same bits in any
 # batch; see docs/architecture/exactness.md.
 _TORCH_ROWS = 8
 TORCH_TRAITS = Traits("torch", torch_multiplies, gathers=True, row_unit=_TORCH_ROWS)
-C_TRAITS = Traits(
-    "c",
-    c_multiplies,
-    rows_alike=True,
-    wide_rows=True,
-    halves_weights=True,
-    integer_kinds=frozenset(("int4", "int8", "mxfp4")),
-)
-TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=frozenset(("int4",)))
-
-
-def wanted_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
-    """The traits of the best table for a device type (`cpu`, `cuda`), a `--backend` (`auto`,
-    `torch`, `triton`) and weights of `dtype`.
-    """
-    if requested == "triton" or (device == "cuda" and requested == "auto"):
-        return TRITON_TRAITS
-    if device == "cpu" and requested == "auto" and dtype != torch.float16:
-        return C_TRAITS
-    return TORCH_TRAITS
-
-
-def find_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
-    """The traits of the table that `select_ops` takes, unless something fails once it is tried."""
-    wanted = wanted_traits(device, requested, dtype)
-    return TORCH_TRAITS if wanted is C_TRAITS and not find_compiler() else wanted

@@ -7,7 +7,7 @@ asked for, and forces one configuration after another.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from localllm_kernels.products.tiles import TileConfig
+from localllm_kernels.compiling.tiles import TileConfig
 
 # Given a configuration, others that are worth trying.
 Vary = Callable[[TileConfig], list[TileConfig]]

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm_kernels.compiling.traits import WeightLayout, c_multiplies
+from localllm_kernels.compiling.traits import WeightLayout
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.product import CProduct, CpuProduct, PermutedProduct
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
 from localllm_kernels.cpu.team import Team
+from localllm_kernels.cpu.traits import c_multiplies
+from localllm_kernels.linears import ExpertsProduct, Product
 from localllm_kernels.pointwise.gate import GateKind
-from localllm_kernels.products.linears import ExpertsProduct, Product
 
 _INT8_GROUPS = (128, 64, 32, 16)
 

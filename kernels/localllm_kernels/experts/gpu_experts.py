@@ -12,8 +12,8 @@ from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import StackedWeight, pack_halves, takes_group
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
+from localllm_kernels.linears import Product
 from localllm_kernels.pointwise.gate import GateKind
-from localllm_kernels.products.linears import Product
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
 MAX_ROWS_BY_PAIR = 8

@@ -19,7 +19,7 @@ from localllm_kernels.experts.gpu_experts import GpuExperts, tasks_of
 from localllm_kernels.experts.product import Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum
-from localllm_kernels.products.linears import Product
+from localllm_kernels.linears import Product
 
 
 class SlotTable:

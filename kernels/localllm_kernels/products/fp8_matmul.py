@@ -16,9 +16,9 @@ from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, tile_config
+from localllm_kernels.compiling.tiles import TileConfig, choose_tiles
 from localllm_kernels.primitives.e4m3 import from_e4m3
 from localllm_kernels.products.split_sum import add_parts
-from localllm_kernels.products.tiles import TileConfig, choose_tiles
 
 NATIVE_CAPABILITY = 89
 

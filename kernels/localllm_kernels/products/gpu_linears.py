@@ -9,14 +9,15 @@ from torch import Tensor
 
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
-from localllm_kernels.compiling.traits import WeightLayout, triton_multiplies
+from localllm_kernels.compiling.traits import WeightLayout
 from localllm_kernels.experts.gpu_experts import ExpertLinears
+from localllm_kernels.linears import Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.products.int8_matmul import int8_matmul
-from localllm_kernels.products.linears import Linears, Product
+from localllm_kernels.products.traits import triton_multiplies
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, tile_config
+from localllm_kernels.compiling.tiles import TileConfig, choose_tiles
 from localllm_kernels.products.split_sum import add_parts
-from localllm_kernels.products.tiles import TileConfig, choose_tiles
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from localllm.model.rope_config import RopeConfig
     from localllm_kernels import Ops
     from localllm_kernels.attention.kv_cache import KVCache
+    from localllm_kernels.linears import ExpertsProduct
     from localllm_kernels.pointwise.gate import GateKind
-    from localllm_kernels.products.linears import ExpertsProduct
     from localllm_kernels.recurrence.state_cache import StateCache
 
 # Of the matrices of recurrences; see RecurrentState.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.model.linear import Projection
     from localllm_kernels import Ops
     from localllm_kernels.experts.route import Routing
-    from localllm_kernels.products.linears import ExpertsProduct
+    from localllm_kernels.linears import ExpertsProduct
 
 
 @dataclass(frozen=True, slots=True)

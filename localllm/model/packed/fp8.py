@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.products.linears import Linears, Product
+from localllm_kernels.linears import Linears, Product
 
 
 @dataclass(frozen=True, slots=True)

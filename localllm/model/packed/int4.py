@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm_kernels.compiling.traits import WeightLayout, torch_multiplies
-from localllm_kernels.products.linears import Linears, Product
+from localllm_kernels.linears import Linears, Product
 
 SYMMETRIC_ZERO = 8
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localllm.model.packed.int4 import unpack_nibbles
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.products.linears import Linears, Product
+from localllm_kernels.linears import Linears, Product
 
 GROUP_SIZE = 32
 # The values of a code: a sign, two bits of exponent, one of fraction (e2m1).

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.products.linears import Linears, Product
+from localllm_kernels.linears import Linears, Product
 
 # The time of torch's integer operators grows with the rows; for more rows than this it is faster to
 # dequantize the weight once and use the plain product.
