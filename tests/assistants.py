@@ -18,7 +18,7 @@ from localllm.model.architecture import Architecture
 from localllm.model.assistant import find_assistant
 from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.weights import open_source
 
 WIDTH, NUM_CLUSTERS, NUM_ACTIVE = 32, 24, 3

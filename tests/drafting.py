@@ -16,7 +16,7 @@ from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.operators.device import Device
 from localllm.schedule.request import Request
 from localllm.schedule.runner import Runner

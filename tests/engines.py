@@ -32,7 +32,7 @@ from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
 from localllm.model.families.mistral import read_mistral
 from localllm.model.families.table import FAMILIES, read_architecture
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import load_model, open_source

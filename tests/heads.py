@@ -21,9 +21,9 @@ from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.families.table import architecture_of
-from localllm.model.inputs import PagedKVCache
 from localllm.model.mtp import find_mtp, mtp_architecture
 from localllm.model.packed.weight import PackedWeight
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import WeightSource, load_head, open_source
 from localllm.schedule.request import Request

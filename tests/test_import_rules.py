@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tools.import_graph import (
+    circles_of,
+    graph_of,
+    upward_arrows_of,
+)
+from tools.import_graph import imports_of as imports_of_ours
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))
+GRAPH = graph_of(ROOT)
 # Each room may import what stands left of it, and nothing else of ours.
 LINE = [
     *("localllm_kernels", "errors", "files", "user", "text", "model"),
@@ -29,10 +37,7 @@ WITHOUT_TORCH = [
     "localllm.model.weight_check",
     "localllm.text.template",
     "localllm.text.tokenizer",
-    "localllm.schedule.request",
-    "localllm.schedule.block_pool",
-    "localllm.schedule.prefix_cache",
-    "localllm.schedule.scheduler",
+    *(f"localllm.schedule.{path.stem}" for path in (ROOT / "localllm/schedule").glob("*.py")),
     "localllm.engine.memory",
     "localllm.chat.store",
     "localllm.chat.recorder",
@@ -85,6 +90,42 @@ def test_ray_is_imported_where_replicas_run_and_nowhere_else() -> None:
     assert here == {"application", "client", "deployment", "here", "replica", "router"}
     starting = imports_of(ROOT / "localllm" / "replicas" / "scale.py")
     assert not any(name.startswith("localllm.replicas") for name in starting)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles_of(GRAPH) == []
+
+
+def test_no_folder_imports_what_imports_it() -> None:
+    assert [*upward_arrows_of(GRAPH)] == []
+
+
+def test_circles_and_upward_arrows_are_found() -> None:
+    chain = {"a.b.__init__": set[str](), "a.b.c": {"a.d"}, "a.d": {"a.e"}, "a.e": set[str]()}
+    assert circles_of(chain) == []
+    assert [*upward_arrows_of(chain)] == []
+    # No two modules import each other, but b and what lies beside it do.
+    around = {**chain, "a.e": {"a.b.f"}, "a.b.f": set[str]()}
+    assert circles_of(around) == []
+    assert [*upward_arrows_of(around)] == [
+        "a.b.c imports a.d",
+        "a.d imports a.e",
+        "a.e imports a.b.f",
+    ]
+    assert circles_of({**chain, "a.e": {"a.b.c"}}) == [["a.b.c", "a.d", "a.e"]]
+
+
+def test_an_import_counts_wherever_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from localllm.errors import ExitCode\n"
+        "def f():\n    from localllm.text import template\n    import localllm\n"
+    )
+    modules = dict.fromkeys(
+        ("localllm.errors", "localllm.text.template", "localllm.__init__"), file
+    )
+    assert imports_of_ours(file, modules) == modules.keys()
 
 
 def test_nothing_lies_loose_at_the_root() -> None:

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
+from localllm.model.inputs import ForwardBatch, GroupTables
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm_kernels.recurrence.state_cache import StateSlots
 
 

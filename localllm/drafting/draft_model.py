@@ -19,7 +19,7 @@ import numpy as np
 
 from localllm.drafting.draft_steps import UnderWay
 from localllm.drafting.drafter import NOT_KNOWN, Drafter, Proposal
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.request import Request
 from localllm.schedule.rows import slots_of
 from localllm.schedule.runner import Runner

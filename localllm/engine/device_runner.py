@@ -30,7 +30,7 @@ from localllm.engine.step_inputs import (
 from localllm.engine.token_masks import find_masks, forbid
 from localllm.engine.warm_steps import WarmStep, warm_steps
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.operators.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.schedule.logprobs import TokenLogprobs
 from localllm.schedule.runner import HeadDraft, Launched

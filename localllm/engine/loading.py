@@ -41,7 +41,7 @@ from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint

@@ -13,7 +13,7 @@ from localllm.engine.sampler import MIN_TEMPERATURE, noise_key, sample_tokens
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
 from localllm.model.fused.cpu_head import DraftRequest
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.request import Request
 from localllm.schedule.runner import Computed, HeadDraft, Launched
 from localllm.schedule.sampling_params import SamplingParams

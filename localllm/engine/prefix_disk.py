@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from localllm.files.private_files import PART_SUFFIX, new_private, open_private, private_folder
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.block_pool import BlockPool
 from localllm.schedule.shared_count import BusyError, shared_count
 from localllm.schedule.snapshots import Snapshots

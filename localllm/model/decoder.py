@@ -11,10 +11,11 @@ from localllm.model.blocks.block import BlockInputs
 from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder
-from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.inputs import ForwardBatch
 from localllm.model.join import Join
 from localllm.model.layer import Layer
 from localllm.model.norm import Norm
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.per_layer_inputs import PerLayerInputs
 from localllm.model.rope import RopeTables
 from localllm_kernels import Ops

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.model.blocks.block import Rotation
 from localllm.model.rope_config import RopeConfig
 
 
@@ -36,6 +35,14 @@ class RopeTable:
         cos = F.pad(angles.cos() * scale, still, value=1.0).to(device)
         sin = F.pad(angles.sin() * scale, still).to(device)
         return cls(cos.expand(max_positions, -1), sin.expand(max_positions, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of the batch's positions, float32 [num_tokens, head_dim / 2]."""
+
+    cos: Tensor
+    sin: Tensor
 
 
 class RopeTables:

@@ -14,8 +14,8 @@ from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
 from localllm.model.blocks.router import RouterSpec
-from localllm.model.inputs import empty_cache
 from localllm.model.norm import NormSpec
+from localllm.model.paged_kv_cache import empty_cache
 from localllm.model.weights import WeightSource
 from localllm.operators.case import TOLERANCE, OperatorCase, Sizes, distance, unit_of
 from localllm.operators.product_cases import product_cases

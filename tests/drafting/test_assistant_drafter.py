@@ -16,7 +16,7 @@ from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.runner import HeadRunner, Launched
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import ScheduledBatch, SchedulerConfig

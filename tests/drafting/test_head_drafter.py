@@ -20,7 +20,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.sampler import noise_key, sample_seed
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.request import Request
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.sampling_params import SamplingParams

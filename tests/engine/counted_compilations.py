@@ -29,7 +29,7 @@ from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.model.families.table import architecture_of
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import load_model
 from localllm.schedule.block_group import BlockGroup

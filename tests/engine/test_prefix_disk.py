@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localllm.engine.prefix_disk import PrefixDisk
-from localllm.model.inputs import PagedKVCache, empty_cache
+from localllm.model.paged_kv_cache import PagedKVCache, empty_cache
 from localllm.schedule.block_pool import BlockPool
 from localllm.schedule.shared_count import shared_count
 

@@ -7,7 +7,7 @@ import torch
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm import LLM, SamplingParams
-from localllm.model.inputs import PagedKVCache
+from localllm.model.paged_kv_cache import PagedKVCache
 
 WINDOW, LAYERS = 512, 6
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
-from localllm.model.inputs import empty_cache
+from localllm.model.paged_kv_cache import empty_cache
 from localllm.user.places import cache_folder
 from localllm_kernels import cpu_ops
 from localllm_kernels.attention.kv_cache import CODE_LIMITS

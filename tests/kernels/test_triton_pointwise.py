@@ -7,7 +7,7 @@ import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
 
-from localllm.model.inputs import empty_cache
+from localllm.model.paged_kv_cache import empty_cache
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, gate, gate_reference

@@ -13,8 +13,8 @@ from localllm.cost.planning import shape_of
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.hub.catalog import resolve_model
 from localllm.model.families.table import architecture_of, read_architecture
-from localllm.model.inputs import PagedKVCache
 from localllm.model.linear import FixedRows, HeadByHead, HeadsTogether, Linear
+from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.weight_check import RESIDENT_SHARE, check_weights
 from localllm.model.weight_files import find_weight_files
 

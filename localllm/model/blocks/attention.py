@@ -13,7 +13,6 @@ from localllm.model.blocks.block import (
     KVState,
     LinearGroup,
     Parts,
-    Rotation,
     RowBytes,
     Work,
 )
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from localllm.model.inputs import GroupTables
     from localllm.model.linear import Projection
-    from localllm.model.rope import RopeTable
+    from localllm.model.rope import RopeTable, Rotation
     from localllm_kernels import Ops
     from localllm_kernels.attention.kv_cache import KVCache
 

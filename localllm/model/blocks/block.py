@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from localllm.model.inputs import ForwardBatch, GroupTables
     from localllm.model.linear import Projection
-    from localllm.model.rope import RopeTable
+    from localllm.model.rope import RopeTable, Rotation
     from localllm.model.rope_config import RopeConfig
     from localllm_kernels import Ops
     from localllm_kernels.attention.kv_cache import KVCache
@@ -170,14 +170,6 @@ class Parts(Protocol):
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """The table for heads of `width`; the same object for the same arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Cosines and sines of the batch's positions, float32 [num_tokens, head_dim / 2]."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
-from localllm.model.blocks.block import Rotation
 from localllm.model.blocks.experts import MixtureOfExperts
 from localllm.model.blocks.recurrence import Recurrence
 from localllm.model.fused.decoder import UniformLayer
-from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.inputs import ForwardBatch
 from localllm.model.norm import Norm
-from localllm.model.rope import RopeTable
+from localllm.model.paged_kv_cache import PagedKVCache
+from localllm.model.rope import RopeTable, Rotation
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts

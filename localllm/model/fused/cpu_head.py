@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.ends import Embedding, Head
-    from localllm.model.inputs import PagedKVCache
     from localllm.model.join import Join
+    from localllm.model.paged_kv_cache import PagedKVCache
     from localllm.model.rope import RopeTable
 
 

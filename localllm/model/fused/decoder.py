@@ -21,11 +21,11 @@ from localllm.model.rope_config import NO_ROPE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm.model.blocks.block import Rotation
-    from localllm.model.inputs import ForwardBatch, PagedKVCache
+    from localllm.model.inputs import ForwardBatch
     from localllm.model.layer import Layer, LayerPlan
     from localllm.model.linear import Projection
-    from localllm.model.rope import RopeTable
+    from localllm.model.paged_kv_cache import PagedKVCache
+    from localllm.model.rope import RopeTable, Rotation
     from localllm_kernels.cpu.team import Team
 
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from localllm.model.blocks.block import Rotation
 from localllm.model.fused.decoder import UniformLayer
-from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.inputs import ForwardBatch
 from localllm.model.norm import Norm
-from localllm.model.rope import RopeTable
+from localllm.model.paged_kv_cache import PagedKVCache
+from localllm.model.rope import RopeTable, Rotation
 from localllm_kernels.attention.decode import paged_attention_decode
 from localllm_kernels.attention.rotate_and_store import rotate_and_store
 from localllm_kernels.compiling.launch import Workspace
