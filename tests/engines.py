@@ -19,8 +19,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from localllm.drafting.speculation import Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
-from localllm.engine.loading import library_folder
 from localllm.engine.model_runner import ModelRunner
+from localllm.engine.operators import library_folder
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer

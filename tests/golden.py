@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import architecture_of, read_architecture
 from localllm.model.packed.fp8 import Fp8Weight

@@ -91,7 +91,7 @@ PARTS = {name: part for group in GROUPS.values() for name, part in group.items()
 def environment(place: Place) -> dict[str, Any]:
     """Machine, versions and commit."""
     from localllm.bench.environment import describe_environment
-    from localllm.engine.loading import select_device
+    from localllm.engine.device import select_device
 
     found = describe_environment(select_device(place.config()))
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]

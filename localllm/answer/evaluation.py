@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, RequestError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint

@@ -6,7 +6,8 @@ from localllm.answer.drafters import Drafters, find_drafters
 from localllm.answer.loaded_model import ON_DISK, LoadedModel
 from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
+from localllm.engine.loaded_decoder import LoadedDecoder, load_draft
+from localllm.engine.loading import load_engine
 from localllm.hub.catalog import BUILT_IN_MODELS
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.hub.download import DownloadProgress

@@ -11,7 +11,8 @@ from localllm.bench.speed import run_decode
 from localllm.bench.subject import Subject
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
-from localllm.engine.loading import build_decoder, build_engine
+from localllm.engine.loaded_decoder import build_decoder
+from localllm.engine.loading import build_engine
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 

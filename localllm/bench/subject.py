@@ -15,14 +15,10 @@ from localllm.answer.opening import load_draft_model
 from localllm.cost.rates import ModelWork
 from localllm.drafting.speculation import Speculator
 from localllm.engine.config import EngineConfig
+from localllm.engine.device import select_device
 from localllm.engine.engine import Engine
-from localllm.engine.loading import (
-    LoadedDecoder,
-    build_decoder,
-    build_engine,
-    load_decoder,
-    select_device,
-)
+from localllm.engine.loaded_decoder import LoadedDecoder, build_decoder, load_decoder
+from localllm.engine.loading import build_engine
 from localllm.errors import RequestError
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog_shape import catalog_shape

@@ -16,19 +16,13 @@ from localllm.answer.drafters import find_head_apart, is_assistant, vocabularies
 from localllm.cost.gpus import PCIE_4_BYTES_PER_S, GpuCard
 from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
-from localllm.drafting.head_source import find_head, head_memory
+from localllm.drafting.head_source import find_head
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.expert_memory import expert_sizes, plan_experts
-from localllm.engine.loading import (
-    KV_DTYPES,
-    free_bytes,
-    select_device,
-    step_tokens,
-    total_bytes,
-)
-from localllm.engine.memory import MemoryPlan, plan_memory
-from localllm.engine.step_inputs import graph_rows
+from localllm.engine.decoder_memory import DecoderMemory
+from localllm.engine.device import KV_DTYPES, free_bytes, select_device, total_bytes
+from localllm.engine.expert_memory import expert_sizes
+from localllm.engine.memory import MemoryPlan
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.files.json_file import read_json_object
 from localllm.hub.card import describe_quantization
@@ -399,38 +393,22 @@ def _problem(error: GpuMemoryError, shape: Shape, machine: Machine, engine: Engi
 def _plan_memory(
     shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
 ) -> MemoryPlan:
-    traits = _traits(shape, machine, engine)
-    of_head = head_memory(
-        shape.head, shape.dtype.itemsize, _row_bytes(shape, engine), engine.block_size
-    )
     of_draft = None
     if shape.draft is not None:
         # It is loaded first, with a cache of one block: what its tokens take is part of the cache.
         alone = replace(engine, kv_cache_tokens=engine.block_size, max_model_len=None)
         of_draft = _plan_memory(shape.draft, machine, alone, num_bytes)
         num_bytes -= of_draft.weights_bytes
-
-    def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
-        has_graphs = is_captured and traits.captures
-        return plan_memory(
-            shape.architecture,
-            config,
-            max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(machine.device),
-            weights_bytes=weights_bytes,
-            item_bytes=shape.dtype.itemsize,
-            row_bytes=_row_bytes(shape, config),
-            free_bytes=num_bytes,
-            graph_rows=of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
-            draft_token_bytes=of_head.token_bytes + (of_draft.draft_token_bytes if of_draft else 0),
-            draft_bytes=of_head.waiting_bytes + (of_draft.besides_cache_bytes if of_draft else 0),
-            gathers=traits.gathers,
-        )
-
-    sizes = expert_sizes(shape.architecture, shape.linear_bytes)
-    weights_bytes = shape.weights_bytes + of_head.weights_bytes
-    return plan_experts(
-        plan, weights_bytes, sizes, engine, shape.architecture, has_slots=traits.captures
+    memory = DecoderMemory(
+        shape.architecture,
+        machine.device,
+        _traits(shape, machine, engine),
+        shape.dtype,
+        shape.weights_bytes,
+        expert_sizes(shape.architecture, shape.linear_bytes),
+        of_draft,
     )
+    return memory.plan(engine, num_bytes, shape.head)
 
 
 def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:

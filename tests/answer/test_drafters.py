@@ -42,7 +42,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(architecture.name)
         return load_model(source, architecture, **options)
 
-    monkeypatch.setattr("localllm.engine.loading.load_model", load)
+    monkeypatch.setattr("localllm.engine.loaded_decoder.load_model", load)
     return names
 
 
@@ -182,7 +182,7 @@ def test_an_assistant_for_which_there_is_no_memory_is_left_out(
             raise GpuMemoryError("it does not fit")
         return plan
 
-    monkeypatch.setattr("localllm.engine.loading.plan_memory", plan_for_one)
+    monkeypatch.setattr("localllm.engine.decoder_memory.plan_memory", plan_for_one)
     target = gemma4(make_checkpoint)
     write_assistant(target.with_name(f"{target.name}-assistant"), 48)
     open_model(str(target), drafting("auto"))

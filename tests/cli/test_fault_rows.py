@@ -51,8 +51,8 @@ def test_row_21_what_does_not_fit_is_told_before_loading(
     make_checkpoint: Make, localllm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint()
-    monkeypatch.setattr("localllm.engine.loading.free_bytes", lambda device: 1 << 20)
-    monkeypatch.setattr("localllm.engine.loading.load_model", pytest.fail)
+    monkeypatch.setattr("localllm.engine.loaded_decoder.free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("localllm.engine.loaded_decoder.load_model", pytest.fail)
     outcome = localllm("chat", str(folder), "hi")
     assert outcome.code == ExitCode.MEMORY
     for part in ("weights", "activations", "KV cache", "free", "--ctx"):

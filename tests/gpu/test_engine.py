@@ -9,7 +9,8 @@ import torch
 from localllm.engine.config import EngineConfig
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
-from localllm.engine.loading import build_decoder, build_engine
+from localllm.engine.loaded_decoder import build_decoder
+from localllm.engine.loading import build_engine
 from localllm.errors import ExitCode
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of

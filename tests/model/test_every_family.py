@@ -14,7 +14,7 @@ from torch import Tensor
 from localllm import LLM, SamplingParams
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import build_decoder
+from localllm.engine.loaded_decoder import build_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import FAMILIES, architecture_of
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4

@@ -8,7 +8,7 @@ import pytest
 from every_family import EVERY_FAMILY, small_config
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.errors import LocalLLMError
 from localllm.model.families.table import architecture_of, read_architecture
 

@@ -13,7 +13,7 @@ from every_family import small_config
 from safetensors.torch import load_file, save_file
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.errors import CheckpointError, ExitCode
 from localllm.model.families.table import read_architecture
 from localllm.model.weight_check import check_weights

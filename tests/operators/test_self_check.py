@@ -17,7 +17,8 @@ from guards import needs_interpreter
 from torch import Tensor
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import build_decoder, build_engine
+from localllm.engine.loaded_decoder import build_decoder
+from localllm.engine.loading import build_engine
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind

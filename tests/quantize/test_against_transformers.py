@@ -13,7 +13,7 @@ from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import read_architecture
 from localllm.quantize.calibrate import CalibrationRequest

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.answer.evaluation import Comparison, Evaluation
 from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
+from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError
 from localllm.model.families.table import read_architecture

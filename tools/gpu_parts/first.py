@@ -56,7 +56,8 @@ def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
             return
         import torch
 
-        from localllm.engine.loading import check_request, select_device
+        from localllm.engine.device import select_device
+        from localllm.engine.operators import check_request
         from localllm.hub.catalog_shape import catalog_shape
         from localllm.model.random_weights import RandomWeights
         from localllm.operators.choice import find_verdict

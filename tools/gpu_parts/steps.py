@@ -125,7 +125,9 @@ def caches(place: Place) -> None:
 def windows(place: Place) -> None:
     """Seconds of a decode step after 16,000 tokens, with a window of 1,024 and without one."""
     from localllm.bench.speed import run_decode, run_prefill
-    from localllm.engine.loading import build_decoder, build_engine, select_device
+    from localllm.engine.device import select_device
+    from localllm.engine.loaded_decoder import build_decoder
+    from localllm.engine.loading import build_engine
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.families.table import architecture_of
     from localllm.model.random_weights import RandomWeights
@@ -181,7 +183,7 @@ def drafts(place: Place) -> None:
 def kernels(place: Place) -> None:
     """Each kernel against torch's, at the sizes of an 8B model; both kinds of int4 products."""
     from localllm.bench.kernels import KernelSuite
-    from localllm.engine.loading import select_device
+    from localllm.engine.device import select_device
     from localllm.hub.catalog_shape import catalog_shape
 
     if place.on_cpu:

@@ -73,7 +73,7 @@ def bench_kernels(alias: str | None, asked: Suites) -> Measured:
     from localllm.bench.environment import describe_environment
     from localllm.bench.kernels import KernelSuite
     from localllm.bench.report import Report
-    from localllm.engine.loading import select_device
+    from localllm.engine.device import select_device
     from localllm.hub.catalog_shape import catalog_shape
 
     name = alias or DEFAULT_KERNEL_SHAPE

@@ -1,0 +1,70 @@
+"""How a decoder divides the memory of its device, with its experts and whoever drafts for it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from localllm.drafting.head_source import HeadMemory, head_memory
+from localllm.engine.config import EngineConfig
+from localllm.engine.device import KV_DTYPES, step_tokens
+from localllm.engine.expert_memory import ExpertSizes, plan_experts
+from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.step_inputs import graph_rows
+from localllm.model.architecture import Architecture
+from localllm.model.found_head import FoundHead
+from localllm_kernels.attention.kv_cache import row_bytes
+from localllm_kernels.compiling.traits import Traits
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderMemory:
+    """What the memory of a decoder depends on, besides its configuration.
+
+    `device`: cpu or cuda; `weights_bytes`: without the head; `experts`: None if there are none;
+    `draft`: the plan of the model that drafts for it.
+    """
+
+    architecture: Architecture
+    device: str
+    traits: Traits
+    dtype: torch.dtype
+    weights_bytes: int
+    experts: ExpertSizes | None
+    draft: MemoryPlan | None
+
+    def plan(self, config: EngineConfig, free_bytes: int, head: FoundHead | None) -> MemoryPlan:
+        """Divide `free_bytes`, with `head` beside the decoder. Raises: as `plan_experts`."""
+        kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
+        row = partial(row_bytes, dtype=kv_dtype)
+        of_head = head_memory(head, self.dtype.itemsize, row, config.block_size)
+
+        def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
+            return plan_memory(
+                self.architecture,
+                config,
+                max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(self.device),
+                weights_bytes=weights_bytes,
+                item_bytes=self.dtype.itemsize,
+                row_bytes=row,
+                free_bytes=free_bytes,
+                graph_rows=self._graph_rows(config, of_head) if is_captured else 0,
+                draft_token_bytes=of_head.token_bytes
+                + (self.draft.draft_token_bytes if self.draft else 0),
+                draft_bytes=of_head.waiting_bytes
+                + (self.draft.besides_cache_bytes if self.draft else 0),
+                gathers=self.traits.gathers,
+            )
+
+        return plan_experts(
+            plan,
+            self.weights_bytes + of_head.weights_bytes,
+            self.experts,
+            config,
+            self.architecture,
+            has_slots=self.traits.captures,
+        )
+
+    def _graph_rows(self, config: EngineConfig, of_head: HeadMemory) -> int:
+        has_graphs = self.device == "cuda" and self.traits.captures
+        return of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0

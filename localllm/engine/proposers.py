@@ -1,0 +1,116 @@
+"""Who drafts for a loaded decoder."""
+
+from dataclasses import replace
+from functools import partial
+
+from localllm.drafting.assistant_drafter import AssistantDrafter
+from localllm.drafting.draft_lengths import DraftLengths
+from localllm.drafting.draft_model import DraftModel
+from localllm.drafting.drafter import Drafter
+from localllm.drafting.head_drafter import HeadDrafter
+from localllm.drafting.ngram import NgramDrafter
+from localllm.drafting.speculation import Proposer
+from localllm.engine.config import EngineConfig
+from localllm.engine.loaded_decoder import LoadedDecoder, LoadedHead
+from localllm.engine.runners import allocate, make_runner
+from localllm.model.paged_kv_cache import PagedKVCache
+from localllm.schedule.scheduler import SchedulerConfig
+from localllm.schedule.step_times import StepTimes
+
+# Depths of a head's drafts whose acceptances are told apart.
+_HEAD_DEPTHS = 4
+
+
+def proposers_for(
+    loaded: LoadedDecoder,
+    kv_cache: PagedKVCache,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    draft: LoadedDecoder | None,
+) -> list[Proposer]:
+    """Who drafts for a decoder, from the cheapest to the dearest."""
+    speculation, plain = config.speculation, StepTimes()
+    found = list[Proposer]()
+    if speculation.has("ngram"):
+        ngrams = NgramDrafter(speculation.min_match, speculation.max_match)
+        lengths = DraftLengths(speculation.max_match + 1, plain)
+        found.append(Proposer("n-grams", ngrams, lengths))
+    if loaded.head is None and draft is None:
+        return found
+    groups = loaded.plan.groups
+    table = next(i for i, group in enumerate(groups) if group.window is None)
+    num_blocks = groups[table].num_blocks
+    if loaded.head is not None:
+        head: Drafter
+        if loaded.head.found.reads_target:
+            head = _assistant_drafter(loaded, loaded.head, kv_cache, scheduling)
+        else:
+            head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
+        lengths = DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)
+        found.append(Proposer(loaded.head.found.kind, head, lengths))
+    if draft is not None:
+        smaller = _model_drafter(loaded, draft, config, scheduling, num_blocks, table)
+        found.append(Proposer("draft model", smaller, DraftLengths(1, plain, has_matches=False)))
+    return found
+
+
+def _model_drafter(
+    loaded: LoadedDecoder,
+    draft: LoadedDecoder,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    num_blocks: int,
+    table: int,
+) -> DraftModel:
+    """The drafter with a draft model, over the blocks of the cache group `table`."""
+    plan, num_groups = loaded.plan, len(draft.model.architecture.cache_groups)
+    kv_cache, tables = allocate(draft, config, [num_blocks] * num_groups), [table] * num_groups
+    runner = make_runner(draft, kv_cache, scheduling, plan.max_model_len, tables=tables)
+    return DraftModel(
+        runner, kv_cache, draft.plan.max_model_len, plan.max_num_batched_tokens, table
+    )
+
+
+def _head_drafter(
+    loaded: LoadedDecoder,
+    head: LoadedHead,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    num_blocks: int,
+    table: int,
+) -> HeadDrafter:
+    """The drafter with a decoder's head, over the blocks of the cache group `table`."""
+    own, plan, join = replace(loaded, model=head.model), loaded.plan, head.model.join
+    num_groups = len(head.model.architecture.cache_groups)
+    kv_cache, tables = allocate(own, config, [num_blocks] * num_groups), [table] * num_groups
+    taps = [head.found.own_tap]
+    runner = make_runner(own, kv_cache, scheduling, plan.max_model_len, tables=tables, taps=taps)
+    assert join is not None
+    return HeadDrafter(
+        runner,
+        kv_cache,
+        head.found.taps,
+        head.found.states_width,
+        plan.max_model_len,
+        plan.max_num_batched_tokens,
+        table,
+        None if join.fusion is None else partial(join.fusion, ops=head.model.ops),
+    )
+
+
+def _assistant_drafter(
+    loaded: LoadedDecoder,
+    assistant: LoadedHead,
+    kv_cache: PagedKVCache,
+    scheduling: SchedulerConfig,
+) -> AssistantDrafter:
+    """The drafter with a decoder's assistant, which reads the decoder's cache."""
+    own, found = replace(loaded, model=assistant.model), assistant.found
+    places = tuple(
+        None if plan.reads is None else kv_cache.places[plan.reads]
+        for plan in found.architecture.layers
+    )
+    longest = loaded.plan.max_model_len
+    seen = PagedKVCache(kv_cache.stacks, places)
+    runner = make_runner(own, seen, scheduling, longest, taps=[found.own_tap])
+    return AssistantDrafter(runner, found.taps, longest)

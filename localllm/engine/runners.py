@@ -1,0 +1,52 @@
+"""The caches and the runners of loaded decoders."""
+
+from collections.abc import Iterator, Sequence
+
+from localllm.engine.config import EngineConfig
+from localllm.engine.device_runner import DeviceRunner
+from localllm.engine.loaded_decoder import LoadedDecoder
+from localllm.engine.memory import slot_sizes
+from localllm.engine.model_runner import ModelRunner
+from localllm.engine.operators import tuning_file
+from localllm.engine.thread_count import ThreadCount
+from localllm.model.paged_kv_cache import PagedKVCache
+from localllm.operators.device import CudaDevice
+from localllm.operators.tuning import tune
+from localllm.schedule.runner import HeadRunner
+from localllm.schedule.scheduler import SchedulerConfig
+
+
+def allocate(
+    loaded: LoadedDecoder, config: EngineConfig, num_blocks: Sequence[int]
+) -> PagedKVCache:
+    """The cache of a decoder, with `num_blocks` blocks in each of its groups."""
+    return PagedKVCache.allocate(
+        loaded.model.architecture,
+        num_blocks,
+        config.block_size,
+        loaded.kv_dtype,
+        loaded.device,
+        slot_sizes(loaded.model.architecture, config),
+    )
+
+
+def make_runner(
+    loaded: LoadedDecoder,
+    kv_cache: PagedKVCache,
+    scheduling: SchedulerConfig,
+    longest: int,
+    threads: ThreadCount | None = None,
+    tables: Sequence[int] | None = None,
+    taps: Sequence[int] = (),
+) -> HeadRunner:
+    """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
+    `tables`, `taps`: see ModelRunner.
+    """
+    if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
+        own_threads = threads if loaded.device.type == "cpu" else None
+        return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
+    device = CudaDevice()
+    tuning: Iterator[None] | None = None
+    if loaded.tunings is not None:
+        tuning = tune(loaded.model, loaded.tunings, device, tuning_file(loaded.device).add)
+    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning, tables, taps)
