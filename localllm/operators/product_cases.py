@@ -1,10 +1,11 @@
-"""Cases for products with a model's quantized weights: each kind in its first layer, and the head,
-in every way in which they are computed.
+"""Products with weights: those of a model, alone and fused with the operators around them; with
+random weights of a kind; and mixtures of experts. See `case.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -13,13 +14,14 @@ from torch import Tensor
 from localllm.model.architecture import HEAD
 from localllm.model.blocks.block import InputsFrom, LinearGroup
 from localllm.model.blocks.experts import ExpertsSpec
-from localllm.model.linear import ExpertByExpert, Projection
-from localllm.model.packed.table import PACKED_TYPES
+from localllm.model.linear import ExpertByExpert, Linear, Projection, packed_linear
+from localllm.model.norm import Norm
+from localllm.model.packed.table import PACKED_TYPES, Shape
 from localllm.model.weights import WeightReader, WeightSource
-from localllm.operators.case import OperatorCase, Sizes, distance, unit_of
+from localllm.operators.case import Cost, OperatorCase, Setting, distance
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.attention.kv_cache import dequantize_rows, quantize_rows
-from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.products.fp8_matmul import rounds_inputs
 from localllm_kernels.products.gpu_linears import Int4Product
@@ -33,194 +35,214 @@ EXPERT_ROWS = (1, 16, 512)
 # Experts that a case has, at least as many as a row takes.
 _EXPERTS = 8
 FRAGMENT_ROWS = (1, 8, 16, 32, MAX_TILE_ROWS)
+PLAIN = "bf16"  # the kind of weights that are not quantized
 # A product with rows, and with the operators fused around it.
 _Compute = Callable[[Tensor, Around], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A product's place in a model: its linears, its inputs, and what a fused layer computes with
-    it.
+class Product:
+    """A product with one weight, in three ways: that to be checked, its alternative, and the exact
+    one, of rows in float32.
+
+    `piece`: None for a plain weight; `kind`, `shape`: of the weight, (out, in).
     """
 
-    what: str
-    linears: tuple[str, ...]
-    width_in: int
-    has_norm: bool = False
-    has_gate: bool = False
-    has_residual: bool = False
+    piece: Piece | None
+    name: str
+    kind: str
+    shape: Shape
+    own: _Compute
+    plain: _Compute
+    exact: _Compute
 
-    @classmethod
-    def of(cls, layer: str, group: LinearGroup, hidden: int) -> "_Place":
-        """A block's first product reads a norm's output; its last is added to the residual, which
-        is `hidden` wide.
-        """
-        return cls(
-            group.kind,
-            tuple(f"{layer}.{name}" for name in group.names),
-            group.width_in,
-            has_norm=group.inputs is InputsFrom.BLOCK,
-            has_gate=group.is_gated,
-            has_residual=group.inputs is not InputsFrom.BLOCK and group.width_out == hidden,
-        )
-
-
-def product_cases(
-    source: WeightSource,
-    sizes: Sizes,
-    device: torch.device,
-    tables: Callable[[Choice], Ops],
-) -> Iterator[OperatorCase]:
-    """Yield every case; the tensors of one place are freed before the next. `tables`: the operators
-    by choice.
-
-    Raises: as `WeightReader`.
-    """
-    products = _Products(source, sizes, device, tables)
-    seen, hidden = set[LinearGroup](), sizes.architecture.hidden_size
-    for layer, group in sizes.architecture.groups():
-        if group not in seen and group.copy == 0 and not group.is_dense:
-            seen.add(group)
-            yield from products.cases(_Place.of(layer, group, hidden))
-    yield from products.cases(_Place("head", (HEAD,), hidden))
-    mixtures = set[ExpertsSpec]()
-    for layer, spec in sizes.architecture.experts():
-        if spec not in mixtures:
-            mixtures.add(spec)
-            yield from products.of_experts(layer, spec)
-
-
-@dataclass(frozen=True, slots=True)
-class _Products:
-    source: WeightSource
-    sizes: Sizes
-    device: torch.device
-    tables: Callable[[Choice], Ops]
-
-    def cases(self, place: _Place) -> Iterator[OperatorCase]:
-        """No case if nothing is quantized; for a 4-bit weight both ways, alone and fused.
-
-        The weight is read once for each way: reading it from disk takes longer than all the rest.
-        """
-        quantized = [name for name in place.linears if self.source.has_quantized(name)]
-        if not quantized:
-            return
-        piece = PACKED_TYPES[self.source.quantized(quantized[0], self.device).kind].piece
-        product = self._read(place, self.tables(ALL_OWN))
-        plain = _apart(self._read(place, TORCH_OPS))
-        exact = _apart(self._read(place, TORCH_OPS, torch.float32))
-        takes_around = isinstance(product, Int4Product)
-        own = _together(product) if takes_around else _apart(product)
-        for rows in ROWS:
-            yield self._case(piece, place, rows, (own, plain, exact))
-            if takes_around and rows <= MAX_TILE_ROWS:
-                yield self._case(piece, place, rows, (own, plain, exact), is_fused=True)
-        has_fragments = isinstance(product, Int4Product) and product.weight.permutation is None
-        if not has_fragments or self.sizes.dtype == torch.float32:
-            return
-        choice = Choice(fragment_rows=range(1, MAX_TILE_ROWS + 1))
-        ways = _together(self._read(place, self.tables(choice))), own, exact
-        for rows in FRAGMENT_ROWS:
-            for is_fused in (False, True):
-                yield self._case(Piece.FRAGMENTS, place, rows, ways, is_fused=is_fused)
-
-    def of_experts(self, layer: str, spec: ExpertsSpec) -> Iterator[OperatorCase]:
-        """A mixture with the first experts of a layer: by pair, and in tasks."""
-        count = min(spec.router.num_experts, max(_EXPERTS, spec.router.top_k))
-        groups = [spec.expert_at(number).products for number in range(count)]
-        gate_up, down = (
-            [[f"{layer}.{name}" for name in group.names] for group in part]
-            for part in zip(*groups, strict=True)
-        )
-
-        def read(ops: Ops, dtype: torch.dtype) -> ExpertsProduct:
-            reader = WeightReader(self.source, dtype, self.device, ops)
-            return reader.experts(gate_up, down, spec.expert.gate)
-
-        own = read(self.tables(ALL_OWN), self.sizes.dtype)
-        if isinstance(own, ExpertByExpert):
-            return
-        plain, exact = read(TORCH_OPS, self.sizes.dtype), read(TORCH_OPS, torch.float32)
-
-        def gate(inner: Tensor) -> Tensor:
-            return TORCH_OPS.gate(inner, spec.expert.gate)
-
-        for rows in EXPERT_ROWS:
-            drawn = torch.rand(rows, count, device=self.device)
-            chosen = drawn.argsort(-1)[:, : spec.router.top_k].int()
-            factors = torch.rand(chosen.shape, device=self.device)
-            x = torch.randn(rows, spec.expert.hidden_size, device=self.device)
-            inputs = x.to(self.sizes.dtype), chosen, factors, gate
-
-            def away(inputs: Any = inputs) -> float:
-                right = exact(inputs[0].float(), *inputs[1:])
-                return distance(own(*inputs), right, unit_of(self.sizes.dtype))
-
-            yield OperatorCase(
-                Piece.EXPERTS,
-                f"{spec.router.top_k} of {count} experts",
-                rows,
-                away,
-                partial(own, *inputs),
-                partial(plain, *inputs),
-            )
-
-    def _case(
-        self,
-        piece: Piece,
-        place: _Place,
-        rows: int,
-        ways: tuple[_Compute, _Compute, _Compute],
-        *,
-        is_fused: bool = False,
-    ) -> OperatorCase:
-        """`ways`: the product that is checked, its alternative, and the exact result."""
-        own, rival, exact = ways
-        x = torch.randn(rows, place.width_in, device=self.device).to(self.sizes.dtype)
-        around = self._around(place, rows) if is_fused else NOTHING
+    def case(self, on: Setting, rows: int, around: Around = NOTHING) -> OperatorCase:
+        """The product with `rows` random rows."""
+        x = on.values(rows, self.shape[1])
+        plain_x = x.to(on.sizes.dtype)
 
         def away() -> float:
             wide = x.float()
-            if piece is Piece.FP8 and rounds_inputs(self.device):
+            if self.piece is Piece.FP8 and rounds_inputs(on.device):
                 wide = dequantize_rows(*quantize_rows(x, torch.float8_e4m3fn))
-            right = exact(wide, _widened(around))
-            return distance(own(x, around), right, unit_of(self.sizes.dtype))
+            return distance(self.own(x, around), self.exact(wide, _widened(around)), on.unit)
 
         return OperatorCase(
-            piece,
-            place.what + (" fused with norm, gate or residual" if is_fused else ""),
+            self.piece,
+            self.name + ("" if around is NOTHING else " fused with norm, gate or residual"),
             rows,
+            lambda: self.own(x, around),
+            lambda: self.plain(plain_x, around),
             away,
-            lambda: own(x, around),
-            lambda: rival(x, around),
+            Cost(
+                _stored_bytes(self.kind, self.shape)
+                + (x.numel() + rows * self.shape[0]) * x.itemsize,
+                2 * rows * prod(self.shape),
+                on.own.traits.arithmetic(self.kind, on.sizes.dtype),
+            ),
         )
 
-    def _read(self, place: _Place, ops: Ops, dtype: torch.dtype | None = None) -> Projection:
-        reader = WeightReader(self.source, dtype or self.sizes.dtype, self.device, ops)
-        return reader.linear(*place.linears)
 
-    def _around(self, place: _Place, rows: int) -> Around:
-        def drawn(*shape: int) -> Tensor:
-            return torch.randn(shape, device=self.device).to(self.sizes.dtype)
+def drawn_product(on: Setting, kind: str, shape: Shape) -> Product:
+    """A product with a random weight, and torch's with the same weight as plain numbers."""
+    dtype, linears = on.sizes.dtype, on.own.linears
+    if kind == PLAIN:
+        piece, values = None, torch.randn(shape, device=on.device) * shape[1] ** -0.5
+        plain = values.bfloat16().to(dtype)
+        exact: Callable[[], Tensor] = plain.float
+        own = Linear(plain) if linears is None else linears.plain(plain, None)
+    else:
+        packed = PACKED_TYPES[kind]
+        weight = packed.draw(shape, torch.Generator(on.device).manual_seed(0))
+        piece, plain = packed.piece, weight.dequantize(dtype)
+        exact = lambda: weight.dequantize(torch.float)  # noqa: E731
+        own = packed_linear(weight, None, dtype, linears)
+    return Product(
+        piece,
+        kind,
+        kind,
+        shape,
+        computing(own),
+        computing(Linear(plain)),
+        lambda x, around: computing(Linear(exact()))(x, around),
+    )
 
-        architecture = self.sizes.architecture
+
+def product_cases(on: Setting, second: Setting, source: WeightSource) -> Iterator[OperatorCase]:
+    """Every kind of product in the first layer that has it, and the head, in every way in which
+    they are computed; the tensors of one are freed before the next. `second`: products by
+    fragments, and those of `on` as their alternative.
+
+    Raises: as `WeightReader`.
+    """
+    seen, architecture = set[LinearGroup](), on.sizes.architecture
+    for layer, group in architecture.groups():
+        if group not in seen and group.copy == 0 and not group.is_dense:
+            seen.add(group)
+            yield from _of_group(
+                on, second, source, [f"{layer}.{name}" for name in group.names], group
+            )
+    hidden, vocab = architecture.hidden_size, architecture.vocab_size
+    head = LinearGroup("head", ((HEAD, vocab),), hidden, inputs=InputsFrom.OTHER)
+    yield from _of_group(on, second, source, [HEAD], head)
+    mixtures = set[ExpertsSpec]()
+    for layer, spec in architecture.experts():
+        if spec not in mixtures:
+            mixtures.add(spec)
+            yield from _of_experts(on, source, layer, spec)
+
+
+def _of_group(
+    on: Setting, second: Setting, source: WeightSource, names: Sequence[str], group: LinearGroup
+) -> Iterator[OperatorCase]:
+    """No case if nothing is quantized; for a 4-bit weight both ways, alone and fused.
+
+    The weight is read once for each way: reading it from disk takes longer than all the rest.
+    """
+    quantized = [name for name in names if source.has_quantized(name)]
+    if not quantized:
+        return
+    kind, dtype = source.quantized(quantized[0], on.device).kind, on.sizes.dtype
+
+    def read(ops: Ops, dtype: torch.dtype = dtype) -> Projection:
+        return WeightReader(source, dtype, on.device, ops).linear(*names)
+
+    own, shape = read(on.own), (group.width_out, group.width_in)
+    ways = (own, read(on.rival), read(TORCH_OPS, torch.float))
+    piece = PACKED_TYPES[kind].piece
+    product = Product(piece, group.kind, kind, shape, *map(computing, ways))
+
+    def arounds(rows: int) -> Iterator[Around]:
+        """Alone, and with what a layer in few launches computes with it."""
+        yield NOTHING
+        architecture = on.sizes.architecture
         hidden = architecture.hidden_size
-        return Around(
-            norm=1 + 0.1 * drawn(hidden) if place.has_norm else None,
-            eps=architecture.norm.eps,
-            is_gated=place.has_gate,
-            residual=drawn(rows, hidden) if place.has_residual else None,
+        norm = Norm(on.norm_weight(hidden, is_wide=False), architecture.norm.eps)
+        found = around(group, norm, on.values(rows, hidden))
+        if isinstance(own, Int4Product) and rows <= MAX_TILE_ROWS and found is not NOTHING:
+            yield found
+
+    for rows in ROWS:
+        for each in arounds(rows):
+            yield product.case(on, rows, each)
+    has_fragments = isinstance(own, Int4Product) and own.weight.permutation is None
+    if not has_fragments or dtype == torch.float32:
+        return
+    fragments = computing(read(second.own))
+    product = replace(product, piece=Piece.FRAGMENTS, own=fragments, plain=product.own)
+    for rows in FRAGMENT_ROWS:
+        for each in arounds(rows):
+            yield product.case(second, rows, each)
+
+
+def _of_experts(
+    on: Setting, source: WeightSource, layer: str, spec: ExpertsSpec
+) -> Iterator[OperatorCase]:
+    """A mixture with the first experts of a layer: by pair, and in tasks."""
+    top_k, expert = spec.router.top_k, spec.expert
+    count = min(spec.router.num_experts, max(_EXPERTS, top_k))
+    groups = [spec.expert_at(number).products for number in range(count)]
+    gate_up, down = (
+        [[f"{layer}.{name}" for name in group.names] for group in part]
+        for part in zip(*groups, strict=True)
+    )
+
+    def read(ops: Ops, dtype: torch.dtype) -> ExpertsProduct:
+        return WeightReader(source, dtype, on.device, ops).experts(gate_up, down, expert.gate)
+
+    own = read(on.own, on.sizes.dtype)
+    if isinstance(own, ExpertByExpert):
+        return
+    plain, exact = read(on.rival, on.sizes.dtype), read(TORCH_OPS, torch.float32)
+    first = gate_up[0][0]
+    kind = source.quantized(first, on.device).kind if source.has_quantized(first) else PLAIN
+    shapes = [(group.width_out, group.width_in) for group in groups[0]]
+
+    def gate(inner: Tensor) -> Tensor:
+        return TORCH_OPS.gate(inner, expert.gate)
+
+    for rows in EXPERT_ROWS:
+        chosen = torch.rand(rows, count, device=on.device).argsort(-1)[:, :top_k].int()
+        factors = torch.rand(chosen.shape, device=on.device)
+        x = on.values(rows, expert.hidden_size)
+        read_bytes = len(set(chosen.flatten().tolist())) * sum(
+            _stored_bytes(kind, shape) for shape in shapes
+        )
+        yield OperatorCase(
+            Piece.EXPERTS,
+            f"{top_k} of {count} experts",
+            rows,
+            partial(own, x, chosen, factors, gate),
+            partial(plain, x, chosen, factors, gate),
+            partial(_away, on, own, exact, (x, chosen, factors, gate)),
+            Cost(read_bytes + 2 * x.nbytes, 2 * chosen.numel() * sum(map(prod, shapes)), "bf16"),
         )
 
 
-def _together(product: Projection) -> _Compute:
-    """The fused product, as a layer in few launches computes it."""
-    assert isinstance(product, Int4Product)
-    return product
+def _away(
+    on: Setting, own: ExpertsProduct, exact: ExpertsProduct, inputs: tuple[Any, ...]
+) -> float:
+    x, *rest = inputs
+    return distance(own(x, *rest), exact(x.float(), *rest), on.unit)
 
 
-def _apart(product: Projection) -> _Compute:
-    """The product alone, with torch's operators before and after it."""
+def around(group: LinearGroup, norm: Norm | None, residual: Tensor) -> Around:
+    """What a layer in few launches computes with a product: a block's first product reads a norm's
+    output, and its last one is added to the residual.
+    """
+    if group.inputs is InputsFrom.BLOCK:
+        if norm is None:
+            return NOTHING
+        return Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
+    return Around(residual=residual) if group.width_out == residual.shape[1] else NOTHING
+
+
+def computing(product: Projection) -> _Compute:
+    """A product with the operators around it: in one launch where it can be, else with torch's
+    before and after it.
+    """
+    if isinstance(product, Int4Product):
+        return product
 
     def compute(x: Tensor, around: Around) -> Tensor:
         if around.norm is not None:
@@ -239,3 +261,7 @@ def _widened(around: Around) -> Around:
         norm=None if around.norm is None else around.norm.float(),
         residual=None if around.residual is None else around.residual.float(),
     )
+
+
+def _stored_bytes(kind: str, shape: Shape) -> int:
+    return 2 * prod(shape) if kind == PLAIN else PACKED_TYPES[kind].stored_bytes(shape)

@@ -18,13 +18,14 @@ import triton
 from torch import Tensor
 
 from localllm.files.private_files import private_folder, read_private, write_private
-from localllm.model.blocks.block import InputsFrom, LinearGroup
+from localllm.model.blocks.block import LinearGroup
 from localllm.model.decoder import DecoderModel
 from localllm.model.layer import Sublayer
 from localllm.model.linear import Projection
 from localllm.model.norm import Norm
 from localllm.operators.case import distance, unit_of
 from localllm.operators.device import Device, is_fatal
+from localllm.operators.product_cases import around
 from localllm.user.places import cache_folder
 from localllm_kernels.compiling.fingerprint import sources_fingerprint
 from localllm_kernels.compiling.tiles import MAX_SPLITS, MAX_WARPS, TileConfig
@@ -172,25 +173,20 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     for rows in ROWS:
         calls = []
         for group, found in places.items():
-            norm, around = found[0][1], NOTHING
-            if group.inputs is not InputsFrom.BLOCK:
-                if group.width_out == hidden:
-                    around = Around(residual=_drawn(model, rows, hidden))
-            elif norm is not None:
-                around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
-            calls.append(([product for product, _ in found], group.width_in, around))
-        for products, width, around in (*calls, ([model.head.projection], hidden, NOTHING)):
+            fused = around(group, found[0][1], _drawn(model, rows, hidden))
+            calls.append(([product for product, _ in found], group.width_in, fused))
+        for products, width, fused in (*calls, ([model.head.projection], hidden, NOTHING)):
             x = _drawn(model, rows, width)
 
             def call(
                 products: Sequence[Callable[..., Tensor]] = products,
                 x: Tensor = x,
-                around: Around = around,
+                fused: Around = fused,
             ) -> Tensor:
                 out = x
                 for product in products:
-                    takes_around = isinstance(product, Int4Product) and around is not NOTHING
-                    out = product(x, around) if takes_around else product(x)
+                    takes_around = isinstance(product, Int4Product) and fused is not NOTHING
+                    out = product(x, fused) if takes_around else product(x)
                 return out
 
             yield call

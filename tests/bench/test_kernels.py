@@ -1,4 +1,4 @@
-"""The bench of the kernels: its cases run, interpreted and small; its bytes by hand."""
+"""The bench of the kernels: its lines run, interpreted and small; its bytes by hand."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from checkpoints import tiny_config
 from guards import needs_interpreter
 
 from localllm.bench import kernels
-from localllm.bench.kernels import KernelCases, KernelSuite
+from localllm.bench.kernels import kernel_lines, kernel_suite
 from localllm.cost.rates import Rates
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import architecture_of
@@ -37,7 +37,7 @@ def test_every_case_runs_and_stands_beside_torch(architecture: Architecture) -> 
             call()
         return 2e-3 if len(calls) % 2 else 4e-3
 
-    suite = KernelSuite(architecture, CPU, 1, timer, LIMITS)
+    suite = kernel_suite(architecture, CPU, 1, timer, LIMITS)
     suite.run(lambda what: None)
     rows = suite.results()
     names = {row.test for row in rows}
@@ -51,19 +51,28 @@ def test_every_case_runs_and_stands_beside_torch(architecture: Architecture) -> 
 
 
 def test_bytes_and_operations_by_hand(architecture: Architecture) -> None:
-    cases = KernelCases(architecture, CPU)
-    int4, fragments, int8, _ = cases.product_cases("x", 256, 128, rows=2)
-    activations = 2 * (128 + 256) * 2
-    # Half a byte a code, and two for the scale of a group of 128.
-    assert int4.num_bytes == 256 * 128 // 2 + 256 * 2 + activations
-    assert fragments.num_bytes == int4.num_bytes
-    assert int8.num_bytes == 256 * 128 + activations
-    assert int4.operations == 2 * 2 * 256 * 128
-    [sizes] = cases.attentions()
-    decode = cases.attention(sizes, 3, 32, 1, torch.int8)
-    head_dim = sizes.head_dim
-    keys_and_values = 2 * 3 * 32 * 4 * (head_dim + 4)
-    assert decode.num_bytes == keys_and_values + 2 * 3 * 8 * head_dim * 2
-    assert decode.operations == 4 * 8 * head_dim * 3 * 32
-    prefill = cases.attention(sizes, 1, 48, 48, torch.bfloat16)
-    assert prefill.operations == 4 * 8 * head_dim * 48 * 49 // 2
+    heads, kv_heads, dim = 8, 4, 16
+    costs = {
+        (line.name, *line.conditions.values()): line.case.cost
+        for line in kernel_lines(architecture, CPU)
+    }
+    # Of the product of queries, keys and values: half a byte a code, and two for the scale of a
+    # group of 128; of the others a byte a code, and two or four for the scale of an output.
+    out, width = (heads + 2 * kv_heads) * dim, 128
+    activations = 2 * (width + out) * 2
+    int4 = costs["int4 qkv", 2, out, width]
+    assert int4.num_bytes == out * width // 2 + out * 2 + activations
+    assert int4.operations == 2 * 2 * out * width
+    assert costs["int4 fragments qkv", 2, out, width] == int4
+    assert costs["int8 qkv", 2, out, width].num_bytes == out * width + 2 * out + activations
+    assert costs["fp8 qkv", 2, out, width].num_bytes == out * width + 4 * out + activations
+    decode = costs["attention decode int8", 8, 16]
+    # Keys and values of 8 requests, each row with its scale; queries and results in two bytes.
+    assert decode.num_bytes == 2 * 8 * 16 * kv_heads * (dim + 4) + 2 * 8 * heads * dim * 2
+    assert decode.operations == 4 * heads * dim * 8 * 16
+    prefill = costs["attention prefill bfloat16", 48, 48]
+    assert prefill.operations == 4 * heads * dim * 48 * 49 // 2
+    assert {cost.arithmetic for cost in (int4, decode, prefill)} == {"bf16"}
+    norm, gate = costs["add_rms_norm", 16], costs["gate, silu", 16]
+    assert (norm.num_bytes, norm.operations) == (4 * 16 * 128 * 2, 5 * 16 * 128)
+    assert (gate.num_bytes, gate.operations) == (3 * 16 * 256 * 2, 5 * 16 * 256)

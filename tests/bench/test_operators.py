@@ -1,4 +1,4 @@
-"""The cases that the operators' benchmark measures."""
+"""The operators that `bench --ops` measures."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,9 @@ import torch
 from every_family import small_config
 from torch import Tensor
 
-from localllm.bench.operators import _Inputs
+from localllm.bench.operators import model_lines
 from localllm.model.families.table import architecture_of
+from localllm.operators.case import Setting, Sizes
 from localllm_kernels import TORCH_OPS
 
 LATENT = {("rotate", 5, 16, False), ("rotate_and_store", 1, 48, False)}
@@ -29,12 +30,11 @@ def test_rotations_are_those_that_a_model_computes(family: str, expected: set[An
         return TORCH_OPS.rotate_and_store(qkv, *args, **how)
 
     ops = replace(TORCH_OPS, rotate_and_store=watched)
-    architecture = architecture_of(small_config(family))
-    bench = _Inputs(architecture, ops, torch.float32, torch.device("cpu"))
-    for sizes in architecture.rotations():
-        case = bench.rotation(3, sizes)
-        name = case.name
-        case.own()
-        case.plain()
-        assert case.num_bytes > 0
+    sizes = Sizes(architecture_of(small_config(family)), torch.float32, torch.float32, 16)
+    for line in model_lines(Setting(sizes, torch.device("cpu"), ops)):
+        if line.name.startswith("rotate"):
+            name = line.name
+            line.case.own()
+            line.case.plain()
+            assert line.case.cost.num_bytes > 0
     assert calls == expected

@@ -5,7 +5,8 @@ import torch
 from every_family import small_config
 
 from localllm.model.families.table import architecture_of
-from localllm.operators.recurrence_cases import recurrence_cases
+from localllm.operators.case import Setting, Sizes
+from localllm.operators.recurrence_cases import recurrences
 from localllm_kernels import triton_ops
 
 pytestmark = [
@@ -33,7 +34,8 @@ WIDE = {
 @pytest.mark.parametrize("family", WIDE)
 def test_recurrences(family: str, dtype: torch.dtype) -> None:
     architecture = architecture_of({**small_config(family), **WIDE[family]})
-    cases = list(recurrence_cases(architecture, dtype, torch.device("cuda"), triton_ops("cuda")))
+    sizes = Sizes(architecture, dtype, dtype, 16)
+    cases = list(recurrences(Setting(sizes, torch.device("cuda"), triton_ops("cuda"))))
     assert cases
     for case in cases:
         assert case.distance() < 1, f"{case.name}, {case.rows} rows"

@@ -24,12 +24,12 @@ from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
 from localllm.operators import choice as operator_choice
-from localllm.operators.case import Sizes, distance, unit_of
+from localllm.operators.case import Setting, Sizes, distance, unit_of
 from localllm.operators.cases import operator_cases
 from localllm.operators.check import CheckRequest
 from localllm.operators.choice import describe_finding, find_verdict
 from localllm.operators.listener import Listener
-from localllm.operators.recurrence_cases import recurrence_cases
+from localllm.operators.recurrence_cases import recurrences
 from localllm.operators.self_check import CheckError, Patience, check_operators
 from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm_kernels import TORCH_OPS, Ops, triton_ops
@@ -337,9 +337,9 @@ def test_what_a_family_adds_is_checked(family: str) -> None:
     ],
 )
 def test_recurrences_are_checked(family: str, name: str) -> None:
-    architecture, device = architecture_of(small_config(family)), torch.device("cpu")
+    sizes = Sizes(architecture_of(small_config(family)), torch.float16, torch.float16, 16)
     for ops, is_right in ((triton_ops("cpu"), True), (wrong_recurrences(), False)):
-        found = list(recurrence_cases(architecture, torch.float16, device, ops))
+        found = list(recurrences(Setting(sizes, torch.device("cpu"), ops)))
         assert {case.name for case in found} == {name}
         assert all((case.distance() < 0.6) == is_right for case in found)
 

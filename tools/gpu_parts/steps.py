@@ -182,14 +182,14 @@ def drafts(place: Place) -> None:
 
 def kernels(place: Place) -> None:
     """Each kernel against torch's, at the sizes of an 8B model; both kinds of int4 products."""
-    from localllm.bench.kernels import KernelSuite
+    from localllm.bench.kernels import kernel_suite
     from localllm.engine.device import select_device
     from localllm.hub.catalog_shape import catalog_shape
 
     if place.on_cpu:
         raise RuntimeError("kernels need a GPU")
     architecture, _ = catalog_shape(LARGE)
-    suite = KernelSuite(architecture, select_device(place.config()), repeats=1)
+    suite = kernel_suite(architecture, select_device(place.config()), repeats=1)
 
     def progress(what: str) -> None:
         say(what)

@@ -137,6 +137,6 @@ class _Maker:
         return VerifySuite(self.subject, self.num_spec_tokens, self.asked.seed)
 
     def _operators(self) -> "Suite":
-        from localllm.bench.operators import OperatorSuite
+        from localllm.bench.operators import model_suite
 
-        return OperatorSuite(self.subject, self.asked.repeats)
+        return model_suite(self.subject, self.asked.repeats)
