@@ -19,7 +19,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.operators.device import Device
 from localllm.schedule.request import Request
-from localllm.schedule.runner import Runner
+from localllm.schedule.runner import HeadRunner
 from localllm.schedule.scheduler import ScheduledBatch, SchedulerConfig
 
 VOCAB_SIZE = 259
@@ -141,7 +141,7 @@ def model_speculator(
     slots = SlotSizes(64, max_draft)
     kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu, slots)
     tables = [table] * len(groups)
-    runner: Runner = ModelRunner(draft, kv_cache, tables=tables)
+    runner: HeadRunner = ModelRunner(draft, kv_cache, tables=tables)
     if device is not None:
         limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")
         runner = DeviceRunner(draft, kv_cache, device, limits, 256, tables=tables)
