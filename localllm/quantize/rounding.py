@@ -93,8 +93,3 @@ def _nearest_code(values: Tensor) -> Tensor:
     down = torch.bucketize(size, between)
     code = torch.where(up % 2 == 0, up, down)
     return torch.where(values < 0, code + 8, code)
-
-
-def _usable(scales: Tensor) -> Tensor:
-    """`scales` in bfloat16 precision, and never zero."""
-    return scales.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()

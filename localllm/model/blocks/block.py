@@ -252,9 +252,16 @@ class BlockSpec(Protocol):
 
 
 class Stateless:
-    """What BlockSpec asks of a block that keeps no state, and has no vectors unless it says so."""
+    """What BlockSpec asks of a block that keeps no state. Unless it says so, it has no vectors, and
+    its last product gives its outputs.
+    """
 
     __slots__ = ()
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:

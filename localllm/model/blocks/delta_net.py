@@ -128,11 +128,6 @@ class DeltaNetSpec(Stateless):
         )
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         keys, values = self._keys, self._values

@@ -72,11 +72,6 @@ class GatedMLPSpec(Stateless):
         return (own, *products)
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return 3 * self.inner_size

@@ -73,11 +73,6 @@ class MambaSpec(Stateless):
         )
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         shapes: dict[str, tuple[int, ...]] = {

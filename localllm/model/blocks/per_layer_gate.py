@@ -40,11 +40,6 @@ class PerLayerGateSpec(Stateless):
         )
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return 4 * self.width

@@ -50,11 +50,6 @@ class ShortConvSpec(Stateless):
         )
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         shapes: dict[str, tuple[int, ...]] = {f"{_CONV}.weight": (self.hidden_size, 1, self.taps)}

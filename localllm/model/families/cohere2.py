@@ -22,7 +22,7 @@ from localllm.model.rope_config import NO_ROPE
 def read_cohere2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias, eps = fields.flag("attention_bias"), fields.number("layer_norm_eps", 0, 1)
-    full = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    full = read_attention(fields, has_bias=has_bias)
     window, rope = read_window(fields), replace(full.rope, is_interleaved=True)
     full = replace(full, rope=NO_ROPE)
     windowed = full if window is None else replace(full, rope=rope, window=window)

@@ -32,12 +32,16 @@ _GATES: Mapping[str, "GateKind"] = {
 def read_attention(
     fields: ConfigFields,
     *,
+    has_bias: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
     norms: QueryKeyNorms | None = None,
     window: int | None = None,
 ) -> AttentionSpec:
-    """Attention from the fields that all families name alike. Raises: CheckpointError."""
+    """Attention from the fields that all families name alike; `has_bias`: in all of its linears.
+
+    Raises: CheckpointError.
+    """
     hidden_size = read_hidden_size(fields)
     num_heads = fields.integer("num_attention_heads", 1, 4096)
     num_kv_heads = fields.integer("num_key_value_heads", 1, 4096, default=num_heads)
@@ -59,8 +63,8 @@ def read_attention(
         head_dim=head_dim,
         rope=rope,
         window=window,
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
+        qkv_bias=has_bias or qkv_bias,
+        o_bias=has_bias or o_bias,
         norms=norms,
     )
 
@@ -204,6 +208,14 @@ def read_decoder(
         logit_cap=logit_cap,
         quantization=fields.get("quantization_config"),
     )
+
+
+def read_uniform_decoder(
+    fields: ConfigFields, mixer: BlockSpec, mlp: GatedMLPSpec | ExpertsSpec
+) -> Architecture:
+    """A decoder whose layers are all alike. Raises: CheckpointError."""
+    layer = pre_norm_layer(fields, mixer, mlp)
+    return read_decoder(fields, [layer] * read_num_layers(fields))
 
 
 def read_hidden_size(fields: ConfigFields) -> int:

@@ -5,18 +5,15 @@ from dataclasses import replace
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
 )
 
 
 def read_ernie45(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias = fields.flag("use_bias")
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    attention = read_attention(fields, has_bias=has_bias)
     attention = replace(attention, rope=replace(attention.rope, is_interleaved=True))
-    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields, has_bias=has_bias))
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, read_gated_mlp(fields, has_bias=has_bias))

@@ -18,9 +18,8 @@ from localllm.model.families.gemma3 import gated_by_hidden_activation, read_gemm
 def read_gemma2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = gated_by_hidden_activation(fields)
-    has_bias = fields.flag("attention_bias")
     full = replace(
-        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias),
+        read_attention(fields, has_bias=fields.flag("attention_bias")),
         scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
         cap=fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
     )

@@ -33,7 +33,7 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
     norms = QueryKeyNorms(read_eps(fields), offset=1.0)
     full = replace(
-        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms),
+        read_attention(fields, has_bias=has_bias, norms=norms),
         rope=read_rope(fields, positions, FULL),
         scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
     )

@@ -126,9 +126,7 @@ def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
     """The attention of each layer. Raises: CheckpointError."""
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
     norms = QueryKeyNorms(read_eps(fields), rounds_last=True, has_value=True)
-    own = replace(
-        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms), scale=1.0
-    )
+    own = replace(read_attention(fields, has_bias=has_bias, norms=norms), scale=1.0)
     windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=read_window(fields))
     takes_keys = fields.flag("attention_k_eq_v")
     full = replace(own, rope=read_rope(fields, positions, FULL), has_values=not takes_keys)

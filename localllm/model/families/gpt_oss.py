@@ -44,7 +44,7 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         read_eps(fields),
         read_hidden_size(fields),
     )
-    full = replace(read_attention(fields, qkv_bias=has_bias, o_bias=has_bias), has_sinks=True)
+    full = replace(read_attention(fields, has_bias=has_bias), has_sinks=True)
     windowed = replace(full, window=read_window(fields))
     expert = GatedMLPSpec(
         width,

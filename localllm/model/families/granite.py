@@ -106,9 +106,8 @@ def _read_granite(fields: ConfigFields, mlp: GatedMLPSpec | ExpertsSpec) -> Arch
 
 
 def _read_attention(fields: ConfigFields, *, is_rotated: bool = True) -> AttentionSpec:
-    has_bias = fields.flag("attention_bias")
     attention = replace(
-        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias),
+        read_attention(fields, has_bias=fields.flag("attention_bias")),
         scale=fields.number("attention_multiplier", _LOW, _HIGH, default=1.0),
     )
     return attention if is_rotated else replace(attention, rope=NO_ROPE)

@@ -9,31 +9,27 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_eps,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
 )
 
 
 def read_hunyuan(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields, alpha = _without_alpha(fields)
-    has_bias = fields.flag("attention_bias")
     norms = QueryKeyNorms(
         read_eps(fields),
         "self_attn.query_layernorm",
         "self_attn.key_layernorm",
         is_late=True,
     )
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    attention = read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)
     width = attention.head_dim
     theta = attention.rope.theta * alpha ** (width / (width - 2))
     attention = replace(attention, rope=replace(attention.rope, theta=theta))
-    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, read_gated_mlp(fields))
 
 
 def _without_alpha(fields: ConfigFields) -> tuple[ConfigFields, float]:

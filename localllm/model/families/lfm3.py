@@ -35,7 +35,7 @@ def read_lfm3(fields: ConfigFields) -> Architecture:
     eps, positions = read_eps(fields), read_max_positions(fields)
     has_bias = fields.flag("attention_bias")
     attention = replace(
-        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=QueryKeyNorms(eps)),
+        read_attention(fields, has_bias=has_bias, norms=QueryKeyNorms(eps)),
         head_gate="self_attn.g_proj" if fields.flag("use_attention_gate", default=True) else None,
     )
     mixers: dict[str, AttentionSpec | ShortConvSpec] = {

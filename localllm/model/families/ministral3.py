@@ -6,11 +6,9 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryGrowth
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
     read_window,
 )
 from localllm.model.rope_config import with_default_rope
@@ -38,5 +36,4 @@ def read_ministral3(fields: ConfigFields) -> Architecture:
     if beta is not None:
         growth = QueryGrowth(beta, attention.rope.original_max_position_embeddings)
         attention = replace(attention, growth=growth)
-    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, read_gated_mlp(fields))

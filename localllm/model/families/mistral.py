@@ -3,11 +3,9 @@
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
     read_window,
 )
 
@@ -15,5 +13,4 @@ from localllm.model.families.common import (
 def read_mistral(fields: ConfigFields) -> Architecture:
     """Read a Mistral config. Raises: CheckpointError."""
     attention = read_attention(fields, window=read_window(fields))
-    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, read_gated_mlp(fields))

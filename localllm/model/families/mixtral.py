@@ -5,12 +5,10 @@ from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_expert,
     read_num_experts,
-    read_num_layers,
+    read_uniform_decoder,
     read_window,
 )
 
@@ -27,5 +25,4 @@ def read_mixtral(fields: ConfigFields) -> Architecture:
         renormalises=True,
     )
     expert = read_expert(fields, "intermediate_size", _NAMES)
-    layer = pre_norm_layer(fields, attention, ExpertsSpec(expert, router))
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, ExpertsSpec(expert, router))

@@ -30,6 +30,5 @@ def read_olmo(fields: ConfigFields, attentions: Sequence[AttentionSpec]) -> Arch
 
 def read_olmo_attention(fields: ConfigFields) -> AttentionSpec:
     """Raises: CheckpointError."""
-    has_bias = fields.flag("attention_bias")
     norms = QueryKeyNorms(read_eps(fields), is_whole=True, rounds_last=True)
-    return read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    return read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)

@@ -6,13 +6,11 @@ from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_eps,
     read_expert,
     read_num_experts,
-    read_num_layers,
+    read_uniform_decoder,
 )
 from localllm.model.families.qwen_moe import EXPERT_NAMES
 
@@ -20,11 +18,8 @@ from localllm.model.families.qwen_moe import EXPERT_NAMES
 def read_olmoe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields.only("clip_qkv")
-    has_bias = fields.flag("attention_bias")
     norms = QueryKeyNorms(read_eps(fields), is_whole=True)
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    attention = read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)
     router = RouterSpec(*read_num_experts(fields), renormalises=fields.flag("norm_topk_prob"))
     experts = ExpertsSpec(read_expert(fields, "intermediate_size", EXPERT_NAMES), router)
-    return read_decoder(
-        fields, [pre_norm_layer(fields, attention, experts)] * read_num_layers(fields)
-    )
+    return read_uniform_decoder(fields, attention, experts)

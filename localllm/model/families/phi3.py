@@ -6,11 +6,9 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.gated_mlp import WHOLE
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
     read_window,
 )
 
@@ -20,7 +18,7 @@ def read_phi3(fields: ConfigFields) -> Architecture:
     fields = _with_longrope(fields)
     attention = replace(read_attention(fields, window=read_window(fields)), is_stored_whole=True)
     mlp = replace(read_gated_mlp(fields), names=WHOLE)
-    return read_decoder(fields, [pre_norm_layer(fields, attention, mlp)] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, mlp)
 
 
 def _with_longrope(fields: ConfigFields) -> ConfigFields:

@@ -10,6 +10,5 @@ from localllm.model.families.qwen2 import read_qwen
 def read_qwen3(fields: ConfigFields) -> Architecture:
     """Read a Qwen3 config. Raises: CheckpointError."""
     norms = QueryKeyNorms(read_eps(fields))
-    has_bias = fields.flag("attention_bias")
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    attention = read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)
     return read_qwen(fields, attention)

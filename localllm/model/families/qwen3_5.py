@@ -79,7 +79,7 @@ def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
     if fields.get("partial_rotary_factor") is None:
         fields = fields.changed({"partial_rotary_factor": 0.25})
     norms = QueryKeyNorms(eps, offset=1.0)
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    attention = read_attention(fields, has_bias=has_bias, norms=norms)
     return replace(attention, has_gate=True)
 
 

@@ -49,9 +49,8 @@ def read_qwen2_moe(fields: ConfigFields) -> Architecture:
 
 def read_qwen3_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    has_bias = fields.flag("attention_bias")
     attention = read_attention(
-        fields, qkv_bias=has_bias, o_bias=has_bias, norms=QueryKeyNorms(read_eps(fields))
+        fields, has_bias=fields.flag("attention_bias"), norms=QueryKeyNorms(read_eps(fields))
     )
     windows = [_window(fields)] * read_num_layers(fields)
     return _read_qwen_moe(fields, attention, windows)

@@ -3,11 +3,9 @@
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
-    pre_norm_layer,
     read_attention,
-    read_decoder,
     read_gated_mlp,
-    read_num_layers,
+    read_uniform_decoder,
 )
 
 
@@ -17,4 +15,4 @@ def read_seed_oss(fields: ConfigFields) -> Architecture:
         fields, qkv_bias=fields.flag("attention_bias"), o_bias=fields.flag("attention_out_bias")
     )
     mlp = read_gated_mlp(fields, has_bias=fields.flag("mlp_bias"))
-    return read_decoder(fields, [pre_norm_layer(fields, attention, mlp)] * read_num_layers(fields))
+    return read_uniform_decoder(fields, attention, mlp)

@@ -19,8 +19,7 @@ from localllm.model.rope_config import NO_ROPE
 
 def read_smollm3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    has_bias = fields.flag("attention_bias")
-    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    attention = read_attention(fields, has_bias=fields.flag("attention_bias"))
     mlp = read_gated_mlp(fields, has_bias=fields.flag("mlp_bias"))
     layers, rotated = [], _rotated(fields)
     for window, is_rotated in zip(_windows(fields, rotated), rotated, strict=True):
