@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     InputRows,
     InputsFrom,
@@ -73,7 +74,7 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(BlockDefaults):
     """The sizes of an attention.
 
     `scale`: of the scores, head_dim^-½ if None; `cap`: see paged_attention_reference;
@@ -174,11 +175,6 @@ class AttentionSpec:
         return (LinearGroup("head gate", gate, width, is_kept=True), *products)
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         shapes = {name: (width,) for name, width in self._norm_widths().items()}
@@ -202,10 +198,6 @@ class AttentionSpec:
     def state(self) -> KVState | None:
         """See BlockSpec."""
         return self._seen if self.reads is None else None
-
-    @property
-    def recurrence(self) -> None:
-        """See BlockSpec."""
 
     @property
     def unread(self) -> tuple[str, ...]:

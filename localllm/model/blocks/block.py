@@ -251,9 +251,9 @@ class BlockSpec(Protocol):
         """The block with its weights."""
 
 
-class Stateless:
-    """What BlockSpec asks of a block that keeps no state. Unless it says so, it has no vectors, and
-    its last product gives its outputs.
+class BlockDefaults:
+    """What a block answers to BlockSpec that keeps no state, has no vectors, and whose last product
+    gives its outputs.
     """
 
     __slots__ = ()
@@ -269,12 +269,14 @@ class Stateless:
         return {}
 
     @property
-    def state(self) -> None:
+    def state(self) -> KVState | None:
         """See BlockSpec."""
+        return None
 
     @property
-    def reads(self) -> None:
+    def reads(self) -> int | None:
         """See BlockSpec."""
+        return None
 
     @property
     def recurrence(self) -> RecurrentState | None:

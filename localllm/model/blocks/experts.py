@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     LinearGroup,
     Parts,
-    Stateless,
 )
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
@@ -54,7 +54,7 @@ def _products(spec: ExpertsSpec) -> tuple[LinearGroup, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSpec(Stateless):
+class ExpertsSpec(BlockDefaults):
     """The sizes of a mixture of experts.
 
     `expert`: one of them, with `{}` in place of its number in the names of gate, up and down;

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     LinearGroup,
     Parts,
-    Stateless,
 )
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBesideSpec(Stateless):
+class ExpertsBesideSpec(BlockDefaults):
     """The sizes of both branches.
 
     `norms`: before and after the feed-forward, before and after the experts; `router_scale`: the

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     InputRows,
     InputsFrom,
     LinearGroup,
     Parts,
-    Stateless,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WHOLE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLPSpec(Stateless):
+class GatedMLPSpec(BlockDefaults):
     """The sizes of a feed-forward.
 
     `names`: the linears of gate, up and down in the checkpoint, or of gate and up in one, and down;

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     InputsFrom,
     KVState,
@@ -46,7 +47,7 @@ _EXPANSION = f"{_NAME}.kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionSpec:
+class LatentAttentionSpec(BlockDefaults):
     """The sizes of a latent attention.
 
     `query_rank`: width of the latent that queries are computed from, None if they are computed
@@ -125,11 +126,6 @@ class LatentAttentionSpec:
         )
 
     @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         shapes = {f"{_LATENT_NORM.name}.weight": (self.latent_rank,)}
@@ -141,14 +137,6 @@ class LatentAttentionSpec:
     def state(self) -> KVState:
         """See BlockSpec."""
         return KVState(1, self.row_width, None, values_are_keys=True)
-
-    @property
-    def reads(self) -> None:
-        """See BlockSpec."""
-
-    @property
-    def recurrence(self) -> None:
-        """See BlockSpec."""
 
     @property
     def workspace(self) -> int:

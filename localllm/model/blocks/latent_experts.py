@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockInputs, InputsFrom, LinearGroup, Parts, Stateless
+from localllm.model.blocks.block import BlockDefaults, BlockInputs, InputsFrom, LinearGroup, Parts
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentExpertsSpec(Stateless):
+class LatentExpertsSpec(BlockDefaults):
     """The sizes of experts, whose `hidden_size` is that of the narrower space, and the linears that
     lead there and back.
     """

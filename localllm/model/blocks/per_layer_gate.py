@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     InputsFrom,
     LinearGroup,
     Parts,
-    Stateless,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PerLayerGateSpec(Stateless):
+class PerLayerGateSpec(BlockDefaults):
     """The widths of the residual stream and of a per-layer input."""
 
     hidden_size: int

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
+    BlockDefaults,
     BlockInputs,
     InputRows,
     LinearGroup,
     Parts,
     RecurrentState,
     RowBytes,
-    Stateless,
     Work,
 )
 
@@ -26,7 +26,7 @@ _CONV, _BEFORE, _AFTER = "conv.conv", "conv.in_proj", "conv.out_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvSpec(Stateless):
+class ShortConvSpec(BlockDefaults):
     """The sizes of a short convolution of `taps` positions over `hidden_size` channels.
 
     With b, c and x from the first product: the second one's inputs are c · conv(b · x).
