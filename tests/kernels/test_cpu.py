@@ -17,7 +17,7 @@ from localllm_kernels import cpu_ops
 from localllm_kernels.attention.kv_cache import CODE_LIMITS
 from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
-from localllm_kernels.cpu import build, structs
+from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
@@ -434,16 +434,6 @@ def test_what_does_not_compile_leaves_nothing(
     with pytest.raises(BuildError, match="failed"):
         load_library(tmp_path)
     assert not list(tmp_path.rglob("*.so"))
-
-
-def test_a_structure_that_c_has_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Longer(structs.Structure):
-        _fields_ = (*structs.Decoder._fields_, ("forgotten", structs.c_int64))
-
-    changed = [Longer if each is structs.Decoder else each for each in structs.STRUCTURES]
-    monkeypatch.setattr(structs, "STRUCTURES", tuple(changed))
-    with pytest.raises(BuildError, match=r"Longer has 136 bytes in structs\.py and 128 in C"):
-        load_library(cache_folder("kernels"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])

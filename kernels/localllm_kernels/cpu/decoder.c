@@ -211,10 +211,3 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
 
 /* Values in a vector: outputs in a block of packed weights. */
 const int64_t lanes = LANES;
-
-/* For structs.py, which describes the same structures in this order. */
-const int64_t struct_bytes[] = {
-    sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),
-    sizeof(AttentionShape), sizeof(Rotation), sizeof(Layer), sizeof(Decoder),
-    sizeof(Angles), sizeof(Batch), sizeof(Group), sizeof(State),
-};

@@ -196,6 +196,3 @@ void team_mixture(const Team *team, const Mixture *m, const float *x, float *y, 
   team_route(team, &routing, (float *)(chosen + rows * routing.top_k));
   team_experts(team, &m->experts, &routed, scratch + choice_bytes(m, rows));
 }
-
-const int64_t expert_struct_bytes[] = {sizeof(Expert), sizeof(Experts), sizeof(Routed),
-                                       sizeof(Routing), sizeof(Mixture)};

@@ -1,30 +1,8 @@
 /* The drafts of a head: its layer and its output head for one token after another, by one team of
  * threads in one call. The arithmetic of a token takes less time than a call from Python. */
 
-#include "decoder.h"
 #include "gumbel.h"
-
-typedef struct {
-  const Decoder *decoder;
-  const void *embeddings; /* [tokens, hidden], in float32 or bfloat16 */
-  int64_t has_half;
-  float embedding_scale;
-  const float *embedding_norm, *hidden_norm; /* [hidden] */
-  Product join;                              /* of both, side by side */
-  Product output;
-  const int64_t *drafted; /* the token of each output, or NULL if it is the output's index */
-  const float *cos, *sin; /* [positions, head_dim / 2] */
-} Head;
-
-/* `num_drafts` tokens behind those of the slots `start` to `end`, or none, where only the entries of
- * these are wanted; slots count from the first block of `table`. */
-typedef struct {
-  const int32_t *table;   /* [num_blocks] */
-  const int64_t *tokens;  /* of slots `start` to `end` */
-  const uint64_t *keys;   /* of the noise of each draft */
-  int64_t num_blocks, start, end, num_drafts;
-  float temperature; /* 0: the likeliest token */
-} Drafting;
+#include "head.h"
 
 /* The rows of one step: those of all requests' new tokens at first, then one for each request that
  * still drafts. */
@@ -234,6 +212,3 @@ int head_draft(const Head *head, const Drafting *requests, int64_t count, const 
   free(arena.memory);
   return failed;
 }
-
-/* For structs.py, which describes the same structures in this order. */
-const int64_t head_struct_bytes[] = {sizeof(Head), sizeof(Drafting)};

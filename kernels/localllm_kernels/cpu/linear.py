@@ -6,7 +6,6 @@ integer products to int8 with one scale per group; see the sources for the formu
 
 import ctypes
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
@@ -15,22 +14,13 @@ from torch import Tensor
 from localllm_kernels.compiling.traits import WeightLayout
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.product import CProduct, CpuProduct, PermutedProduct
-from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
+from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind, ScaleKind
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import c_multiplies
 from localllm_kernels.linears import ExpertsProduct, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 _INT8_GROUPS = (128, 64, 32, 16)
-
-
-class _ScaleKind(IntEnum):
-    """`scale_kind` of an IntegerWeight."""
-
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    OUTPUT = 2
-    E8M0 = 3
 
 
 def num_lanes(library: ctypes.CDLL) -> int:
@@ -99,7 +89,7 @@ class CpuLinears:
             _pointer(kept_zeros),
             _pointer(bias),
             4,
-            _ScaleKind.BFLOAT16 if is_exact else _ScaleKind.FLOAT32,
+            ScaleKind.BFLOAT16 if is_exact else ScaleKind.FLOAT32,
             width_out,
             width_in,
             group_size,
@@ -125,7 +115,7 @@ class CpuLinears:
             None,
             _pointer(bias),
             8,
-            _ScaleKind.OUTPUT,
+            ScaleKind.OUTPUT,
             width_out,
             width_in,
             next(size for size in _INT8_GROUPS if width_in % size == 0),
@@ -148,7 +138,7 @@ class CpuLinears:
             None,
             _pointer(bias),
             4,
-            _ScaleKind.E8M0,
+            ScaleKind.E8M0,
             width_out,
             width_in,
             group_size,

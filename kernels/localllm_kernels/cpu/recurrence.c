@@ -330,7 +330,3 @@ int recurrence(const RecurrenceCall *call, const StateSlots *states, int64_t thr
   free(scratch);
   return 0;
 }
-
-/* For structs.py, which describes the same structures in this order. */
-const int64_t recurrence_struct_bytes[] = {sizeof(StateSlots), sizeof(Inputs), sizeof(ConvWeights),
-                                           sizeof(Recurrence), sizeof(RecurrenceCall)};

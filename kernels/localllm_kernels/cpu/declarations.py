@@ -1,0 +1,77 @@
+"""The structures and enumerations of our headers, read from their text.
+
+It reads what these headers use: `typedef struct` of numbers, pointers and other structures, and
+`enum` without values. A test compares the layout with the compiler's.
+"""
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+_Struct = TypeVar("_Struct", bound=type[ctypes.Structure])
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_STRUCT = re.compile(r"typedef struct \{(.*?)\} (\w+);", re.DOTALL)
+_ENUM = re.compile(r"^enum \{(.*?)\};", re.DOTALL | re.MULTILINE)
+_DECLARATION = re.compile(r"(?:const )?(\w+) (.+)", re.DOTALL)
+_DECLARATOR = re.compile(r"(\**)(\w+)")
+_NUMBERS: Mapping[str, type] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+class Declarations:
+    """What headers declare; `structs`: the structures that Python has too, by their names in C."""
+
+    def __init__(self, text: str) -> None:
+        code = _COMMENT.sub(" ", text)
+        self._bodies = {name: body for body, name in _STRUCT.findall(code)}
+        self._values = {
+            name.strip(): value
+            for names in _ENUM.findall(code)
+            for value, name in enumerate(names.split(","))
+        }
+        self.structs: dict[str, type[ctypes.Structure]] = {}
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "Declarations":
+        """Those of all headers in a folder."""
+        return cls("\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.h"))))
+
+    def value(self, name: str) -> int:
+        """The value of an enumeration's constant."""
+        return self._values[name]
+
+    def struct(self, name: str) -> Callable[[_Struct], _Struct]:
+        """A decorator that gives a subclass of Structure the fields of the structure `name`. Those
+        that it holds or points to must have been decorated before; to others it has void pointers.
+        """
+
+        def declare(own: _Struct) -> _Struct:
+            own._fields_ = [*self._fields(self._bodies[name])]
+            self.structs[name] = own
+            return own
+
+        return declare
+
+    def _fields(self, body: str) -> list[tuple[str, type]]:
+        found = []
+        for declaration in filter(str.strip, body.split(";")):
+            kind, declarators = _matched(_DECLARATION, declaration)
+            for declarator in declarators.split(","):
+                stars, field = _matched(_DECLARATOR, declarator)
+                found.append((field, self._type(kind, stars)))
+        return found
+
+    def _type(self, kind: str, stars: str) -> type:
+        if not stars:
+            return self.structs[kind] if kind in self.structs else _NUMBERS[kind]
+        if stars == "*" and kind in self.structs:
+            return ctypes.POINTER(self.structs[kind])
+        return ctypes.c_void_p
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> tuple[str, str]:
+    found = pattern.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a declaration that declarations.py does not read: {text.strip()!r}")
+    return found[1], found[2]

@@ -1,0 +1,27 @@
+/* A head that drafts, and what is asked of it; see head.c. */
+
+#pragma once
+
+#include "decoder.h"
+
+typedef struct {
+  const Decoder *decoder;
+  const void *embeddings; /* [tokens, hidden], in float32 or bfloat16 */
+  int64_t has_half;
+  float embedding_scale;
+  const float *embedding_norm, *hidden_norm; /* [hidden] */
+  Product join;                              /* of both, side by side */
+  Product output;
+  const int64_t *drafted; /* the token of each output, or NULL if it is the output's index */
+  const float *cos, *sin; /* [positions, head_dim / 2] */
+} Head;
+
+/* `num_drafts` tokens behind those of the slots `start` to `end`, or none, where only the entries of
+ * these are wanted; slots count from the first block of `table`. */
+typedef struct {
+  const int32_t *table;   /* [num_blocks] */
+  const int64_t *tokens;  /* of slots `start` to `end` */
+  const uint64_t *keys;   /* of the noise of each draft */
+  int64_t num_blocks, start, end, num_drafts;
+  float temperature; /* 0: the likeliest token */
+} Drafting;
