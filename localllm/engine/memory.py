@@ -12,7 +12,7 @@ from localllm.drafting.speculation import MAX_DRAFTED_TOKENS
 from localllm.engine.config import EngineConfig
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture, SlotSizes
-from localllm.model.blocks.block import RowBytes
+from localllm.model.blocks.block import BlockSpec, RowBytes
 from localllm.operators.listener import MEMORY
 from localllm.schedule.block_group import most_blocks
 from localllm.schedule.snapshots import snapshots_per_step
@@ -141,6 +141,7 @@ def plan_memory(
 
     Raises: GpuMemoryError with the size of each part if not even that fits.
     """
+    longest = _wanted_context(model, engine)
     width = 4 * model.hidden_size + model.workspace
     slots = slot_sizes(model, engine)
     states_bytes = slots.num_slots * model.slot_bytes(slots.max_draft)
@@ -152,61 +153,52 @@ def plan_memory(
     step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
-    left = budget_bytes - weights_bytes - graphs_bytes - step_bytes - states_bytes
     shares = _Shares(
         tuple(_group_memory(model, engine.block_size, row_bytes, draft_token_bytes)),
         engine.block_size,
         engine.max_num_seqs,
         max_num_batched_tokens,
     )
-
-    gathering = tuple(model.blocks()) if gathers else ()
-
-    def attention_bytes(context: int) -> int:
-        return max((block.gathered_bytes(context) for block in gathering), default=0)
-
-    def left_beside(context: int) -> int:
-        return max(0, left - attention_bytes(context))
-
-    longest = engine.max_model_len or model.max_position_embeddings
-    max_model_len = longest
-    if engine.max_model_len is None:
-        contexts = range(engine.block_size, longest + engine.block_size, engine.block_size)
-        count = bisect_left(
-            contexts, True, key=lambda c: shares.one(min(c, longest)) > left_beside(c)
-        )
-        max_model_len = min(longest, count * engine.block_size)
-    elif longest > model.max_position_embeddings:
-        raise RequestError(
-            f"the model has {model.max_position_embeddings:,} positions, "
-            f"but a context of {longest:,} was requested",
-            param="max_model_len",
-            hint=f"--ctx {model.max_position_embeddings}, or auto",
-        )
+    left = budget_bytes - weights_bytes - graphs_bytes - step_bytes - states_bytes
+    room = _Room(left, shares, tuple(model.blocks()) if gathers else ())
+    context = room.longest(longest) if engine.max_model_len is None else longest
     plan = MemoryPlan(
         free_bytes,
         budget_bytes,
         weights_bytes,
-        step_bytes + attention_bytes(max_model_len),
+        step_bytes + room.attention_bytes(context),
         graphs_bytes,
         states_bytes,
         shares.for_tokens(engine.kv_cache_tokens)
         if engine.kv_cache_tokens is not None
-        else shares.divide(left_beside(max_model_len), max_model_len),
+        else shares.divide(room.for_cache(context), context),
         engine.block_size,
-        max_model_len,
+        context,
         max_num_batched_tokens,
     )
     # An explicit cache size may be below one context; the cache then limits requests.
-    needed = shares.one(max_model_len)
-    has_room = engine.kv_cache_tokens is not None or 0 < needed <= left_beside(max_model_len)
-    fits = has_room and max_model_len > 0 and all(g.num_blocks > 1 for g in plan.groups)
-    if not fits or plan.kv_bytes > left_beside(max_model_len):
+    needed = shares.one(context)
+    has_room = engine.kv_cache_tokens is not None or 0 < needed <= room.for_cache(context)
+    fits = has_room and context > 0 and all(g.num_blocks > 1 for g in plan.groups)
+    if not fits or plan.kv_bytes > room.for_cache(context):
         raise _does_not_fit(
-            replace(plan, groups=shares.for_one(max(max_model_len, plan.cached_tokens))),
-            f"{max_model_len or longest:,} tokens of context",
+            replace(plan, groups=shares.for_one(max(context, plan.cached_tokens))),
+            f"{context or longest:,} tokens of context",
         )
     return plan
+
+
+def _wanted_context(model: Architecture, engine: EngineConfig) -> int:
+    """The context that is asked for, or the model's. Raises: RequestError."""
+    longest = model.max_position_embeddings
+    wanted = engine.max_model_len or longest
+    if wanted > longest:
+        raise RequestError(
+            f"the model has {longest:,} positions, but a context of {wanted:,} was requested",
+            param="max_model_len",
+            hint=f"--ctx {longest}, or auto",
+        )
+    return wanted
 
 
 def _group_memory(
@@ -284,6 +276,34 @@ class _Shares:
     def hold(self, groups: Sequence[GroupMemory], context: int) -> bool:
         """Whether a request of `context` tokens fits into `groups`."""
         return all(group.num_blocks > self.held(group, context) for group in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What is left for the KV cache and for the attention of a step, which copies keys and values
+    of the `gathering` blocks.
+    """
+
+    num_bytes: int
+    shares: _Shares
+    gathering: tuple[BlockSpec, ...]
+
+    def attention_bytes(self, context: int) -> int:
+        """Bytes of the copies in a step."""
+        return max((block.gathered_bytes(context) for block in self.gathering), default=0)
+
+    def for_cache(self, context: int) -> int:
+        """Bytes for the cache beside them."""
+        return max(0, self.num_bytes - self.attention_bytes(context))
+
+    def longest(self, most: int) -> int:
+        """The longest context that a single request can have, up to `most`."""
+        block_size = self.shares.block_size
+        contexts = range(block_size, most + block_size, block_size)
+        count = bisect_left(
+            contexts, True, key=lambda c: self.shares.one(min(c, most)) > self.for_cache(c)
+        )
+        return min(most, count * block_size)
 
 
 def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> MemoryPlan:
