@@ -11,7 +11,9 @@ import pytest
 
 from tools.import_graph import (
     circles_of,
+    functions_of,
     graph_of,
+    modules_of,
     upward_arrows_of,
 )
 from tools.import_graph import imports_of as imports_of_ours
@@ -19,6 +21,8 @@ from tools.import_graph import imports_of as imports_of_ours
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))
 GRAPH = graph_of(ROOT)
+# Sixty are the limit of style; a few functions are one thought that does not divide.
+MAX_LINES, MAX_KERNEL_LINES = 80, 150
 # Each room may import what stands left of it, and nothing else of ours.
 LINE = [
     *("localllm_kernels", "errors", "files", "user", "text", "model"),
@@ -126,6 +130,15 @@ def test_an_import_counts_wherever_it_stands(tmp_path: Path) -> None:
         ("localllm.errors", "localllm.text.template", "localllm.__init__"), file
     )
     assert imports_of_ours(file, modules) == modules.keys()
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{each.module}.{each.name}: {each.num_lines}"
+        for each in functions_of(modules_of(ROOT))
+        if each.num_lines > (MAX_KERNEL_LINES if each.is_kernel else MAX_LINES)
+    ]
+    assert long == []
 
 
 def test_nothing_lies_loose_at_the_root() -> None:

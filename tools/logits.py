@@ -144,8 +144,10 @@ def digest(folder: Path, options: dict[str, Any]) -> str:
     rows: set[bytes] = set()
     plain = ModelRunner.forward
 
-    def watched(self: ModelRunner, batch: ScheduledBatch) -> torch.Tensor:
-        logits = plain(self, batch)
+    def watched(
+        self: ModelRunner, batch: ScheduledBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        logits = plain(self, batch, hidden)
         rows.update(hashlib.sha256(row.tobytes()).digest() for row in logits.numpy())
         return logits
 

@@ -23,7 +23,7 @@ from localllm_kernels.attention.cache_arguments import (
 )
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache, row_bytes
-from localllm_kernels.attention.parts import add_parts, tiles_of_part
+from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     ALL,
     LOG2_E,
@@ -198,6 +198,9 @@ def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[st
     }
 
 
+_CACHE_POINTERS = ("key_ptr", "value_ptr", "key_scales_ptr", "value_scales_ptr")
+
+
 def paged_attention_decode(
     query: Tensor,
     cache: KVCache,
@@ -230,20 +233,16 @@ def paged_attention_decode(
     out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
     if num_seqs == 0:
         return out
-    if num_splits is None:
-        wanted = workspace.splits_for(num_seqs * kv_heads)
-        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
-        num_splits = max(1, min(wanted, most, MAX_SPLITS))
     num_tasks = num_seqs * kv_heads
+    if num_splits is None:
+        num_keys = max_blocks * cache_block
+        num_splits = min(wanted_splits(workspace, num_tasks, num_keys, MIN_SPLIT_KEYS), MAX_SPLITS)
     num_parts = num_tasks * num_splits if num_splits > 1 else 0
     rows = max_query_len * (heads // kv_heads)
-    key, value, *key_scales = cache_pointers(cache)
+    pointers = cache_pointers(cache)
     arguments: dict[str, Any] = {
         "query_ptr": query,
-        "key_ptr": key,
-        "value_ptr": value,
-        "key_scales_ptr": key_scales[0],
-        "value_scales_ptr": key_scales[1],
+        **dict(zip(_CACHE_POINTERS, pointers, strict=True)),
         "tables_ptr": block_tables,
         "starts_ptr": cu_seqlens_q,
         "lengths_ptr": seq_lens,
@@ -266,35 +265,46 @@ def paged_attention_decode(
     grid = (num_seqs, kv_heads, num_splits)
     is_plain = cap is None and sinks is None and value_dim == head_dim
     if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
-        eights = triton.cdiv(rows, 8)
-        part = 32 * eights * (head_dim // 4 + 4)
-        _fragment_decode_kernel[grid](
-            **arguments
-            | {"query_ptr": query.view(torch.int64), "key_ptr": key.view(torch.int32)}
-            | {"value_ptr": value.view(torch.int32)},
-            parts_ptr=workspace.parts(num_parts * part),
-            EIGHTS=eights,
-            WARPS=FRAGMENT_WARPS,
-            MIN_TURNS=MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
-            PTX=not triton.knobs.runtime.interpret,
-            num_warps=FRAGMENT_WARPS,
-        )
+        _launch_fragments(grid, arguments, workspace, rows, num_parts)
         return out
     block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
     widths = head_constants(head_dim, value_dim)
-    block_d = widths["BLOCK_D"]
     _decode_kernel[grid](
         **arguments,
-        **score_arguments(cap, sinks, key),
-        parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
+        **score_arguments(cap, sinks, pointers[0]),
+        parts_ptr=workspace.parts(num_parts * block_m * (widths["BLOCK_D"] + 2)),
         BLOCK_M=block_m,
         **widths,
         VALUES_ARE_KEYS=cache.values_are_keys,
         OVERLAPS=workspace.overlaps,
         **workspace.launch_options,
-        **_tile(block_m, block_d, query.itemsize, workspace.capability),
+        **_tile(block_m, widths["BLOCK_D"], query.itemsize, workspace.capability),
     )
     return out
+
+
+def _launch_fragments(
+    grid: tuple[int, int, int],
+    arguments: dict[str, Any],
+    workspace: Workspace,
+    rows: int,
+    num_parts: int,
+) -> None:
+    """Launch the kernel that reads operands as the matrix units want them; `rows`: queries of a
+    request and key/value head.
+    """
+    eights = triton.cdiv(rows, 8)
+    part = 32 * eights * (arguments["HEAD_DIM"] // 4 + 4)
+    words = {name: arguments[name].view(torch.int32) for name in ("key_ptr", "value_ptr")}
+    _fragment_decode_kernel[grid](
+        **arguments | words | {"query_ptr": arguments["query_ptr"].view(torch.int64)},
+        parts_ptr=workspace.parts(num_parts * part),
+        EIGHTS=eights,
+        WARPS=FRAGMENT_WARPS,
+        MIN_TURNS=MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
+        PTX=not triton.knobs.runtime.interpret,
+        num_warps=FRAGMENT_WARPS,
+    )
 
 
 def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:

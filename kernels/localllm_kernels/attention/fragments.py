@@ -131,47 +131,13 @@ def _fragment_decode_kernel(
                 other = tl.load(value_scales_ptr + at, mask=is_key, other=0.0)
                 value_scales = value_scales + (other,)
             for n in tl.static_range(EIGHTS):
-                sums = (nothing,) * 4
-                for step in tl.static_range(STEPS):
-                    keys = (
-                        pairs[2 * step],
-                        pairs[2 * STEPS + 2 * step],
-                        pairs[2 * step + 1],
-                        pairs[2 * STEPS + 2 * step + 1],
-                    )
-                    sums = multiply_add(keys, queries[n * STEPS + step], sums, dtype, PTX)
-                for c in tl.static_range(4):
-                    key = first + g + 8 * (c // 2)
-                    is_seen = key <= positions[2 * n + c % 2]
-                    if HAS_WINDOW:
-                        is_seen &= key > positions[2 * n + c % 2] - window
-                    if NUM_HIDDEN:
-                        is_seen &= key >= NUM_HIDDEN
-                    score = sums[c] * key_scales[c // 2]
-                    scores = scores + (tl.where(is_seen, score, float("-inf")),)
+                sums = _queries_by_keys(queries, pairs, n, STEPS, dtype, PTX)
+                scores = scores + _scores_of_keys(
+                    sums, key_scales, first + g, positions[2 * n], positions[2 * n + 1], window,
+                    HAS_WINDOW, NUM_HIDDEN,
+                )  # fmt: skip
         # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
-        most_now, total_now, keep, weights = (), (), (), ()
-        for n in tl.static_range(EIGHTS):
-            for c in tl.static_range(2):
-                greatest = most[2 * n + c]
-                of_turn = scores[4 * n + c]
-                for k in tl.static_range(CHUNKS):
-                    for h in tl.static_range(2):
-                        of_turn = tl.maximum(of_turn, scores[4 * (k * EIGHTS + n) + 2 * h + c])
-                greater = tl.maximum(greatest, max_of_rows(of_turn, PTX))
-                # If a query has seen nothing yet, nothing is subtracted from its minus infinities.
-                reference = tl.where(greater == float("-inf"), 0.0, greater)
-                kept = tl.exp2(greatest - reference)
-                sum_now = total[2 * n + c] * kept
-                for k in tl.static_range(CHUNKS):
-                    for h in tl.static_range(2):
-                        weight = tl.exp2(scores[4 * (k * EIGHTS + n) + 2 * h + c] - reference)
-                        sum_now += weight
-                        weights = weights + (weight * value_scales[2 * k + h],)
-                most_now, total_now = most_now + (greater,), total_now + (sum_now,)
-                keep = keep + (kept,)
-        most, total = most_now, total_now
-        # weights[2 * CHUNKS * (2 * n + c) + 2 * k + h]
+        most, total, keep, weights = _with_turn(most, total, scores, value_scales, EIGHTS, PTX)
         kept_values = ()
         for n in tl.static_range(EIGHTS):
             for at in tl.static_range(4 * STEPS):
@@ -218,6 +184,72 @@ def _fragment_decode_kernel(
         sums = tl.where(sums == 0, 1.0, sums)
     result = found / sums
     tl.store(out_ptr + row * HEAD_DIM + dim, result.to(dtype), mask=token < num_queries)
+
+
+@triton.jit
+def _queries_by_keys(
+    queries, pairs, n: tl.constexpr, STEPS: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr
+):
+    """The products of sixteen keys with the n-th eight queries."""
+    sums = (tl.zeros([queries[0].shape[0]], tl.float32),) * 4
+    for step in tl.static_range(STEPS):
+        keys = (
+            pairs[2 * step],
+            pairs[2 * STEPS + 2 * step],
+            pairs[2 * step + 1],
+            pairs[2 * STEPS + 2 * step + 1],
+        )
+        sums = multiply_add(keys, queries[n * STEPS + step], sums, dtype, PTX)
+    return sums
+
+
+@triton.jit
+def _scores_of_keys(
+    sums, key_scales, key, even_position, odd_position, window,
+    HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """The scores of two queries, at the positions given, with `key` and the eighth key after it;
+    minus infinity where a query does not see a key.
+    """
+    positions, scores = (even_position, odd_position), ()
+    for c in tl.static_range(4):
+        its_key = key + 8 * (c // 2)
+        is_seen = its_key <= positions[c % 2]
+        if HAS_WINDOW:
+            is_seen &= its_key > positions[c % 2] - window
+        if NUM_HIDDEN:
+            is_seen &= its_key >= NUM_HIDDEN
+        score = sums[c] * key_scales[c // 2]
+        scores = scores + (tl.where(is_seen, score, float("-inf")),)
+    return scores
+
+
+@triton.jit
+def _with_turn(most, total, scores, value_scales, EIGHTS: tl.constexpr, PTX: tl.constexpr):
+    """Maxima and sums with the scores of a turn, factors on the values so far, and the weights on
+    those of the turn: column c of eighth n, half h of chunk k at 2 · CHUNKS · (2 n + c) + 2 k + h.
+    """
+    most_now, total_now, keep, weights = (), (), (), ()
+    for n in tl.static_range(EIGHTS):
+        for c in tl.static_range(2):
+            greatest = most[2 * n + c]
+            of_turn = scores[4 * n + c]
+            for k in tl.static_range(CHUNKS):
+                for h in tl.static_range(2):
+                    of_turn = tl.maximum(of_turn, scores[4 * (k * EIGHTS + n) + 2 * h + c])
+            greater = tl.maximum(greatest, max_of_rows(of_turn, PTX))
+            # If a query has seen nothing yet, nothing is subtracted from its minus infinities.
+            reference = tl.where(greater == float("-inf"), 0.0, greater)
+            kept = tl.exp2(greatest - reference)
+            sum_now = total[2 * n + c] * kept
+            for k in tl.static_range(CHUNKS):
+                for h in tl.static_range(2):
+                    weight = tl.exp2(scores[4 * (k * EIGHTS + n) + 2 * h + c] - reference)
+                    sum_now += weight
+                    weights = weights + (weight * value_scales[2 * k + h],)
+            most_now, total_now = most_now + (greater,), total_now + (sum_now,)
+            keep = keep + (kept,)
+    return most_now, total_now, keep, weights
 
 
 @triton.jit

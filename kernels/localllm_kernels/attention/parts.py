@@ -9,7 +9,16 @@ Source: Dao et al. 2023, "Flash-Decoding"; here the second reduction needs no se
 import triton
 import triton.language as tl
 
+from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.primitives.arrival import is_last
+
+
+def wanted_splits(workspace: Workspace, num_tasks: int, num_keys: int, min_keys: int) -> int:
+    """Programs to share the keys of each task, with at least `min_keys` each. Tasks fill the device
+    better than parts that have to be added up.
+    """
+    most: int = triton.cdiv(num_keys, min_keys)
+    return max(1, min(workspace.splits_for(num_tasks), most))
 
 
 @triton.jit

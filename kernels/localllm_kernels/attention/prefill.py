@@ -18,7 +18,7 @@ from localllm_kernels.attention.cache_arguments import (
     cache_pointers,
 )
 from localllm_kernels.attention.kv_cache import KVCache
-from localllm_kernels.attention.parts import add_parts, tiles_of_part
+from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     ALL,
     LOG2_E,
@@ -234,22 +234,18 @@ def paged_attention_prefill(
         return out
     group = heads // kv_heads
     widths = head_constants(head_dim, value_dim)
-    block_d = widths["BLOCK_D"]
-    block_m, block_n = _tile(block_d, query.itemsize, workspace.capability)
+    block_m, block_n = _tile(widths["BLOCK_D"], query.itemsize, workspace.capability)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     num_tiles = num_tokens // block_q + num_seqs
-    num_tasks = num_tiles * kv_heads
     max_splits = _max_splits(query.itemsize)
     if num_splits is None:
-        # Existing tiles fill the device better than parts that have to be added up; tiles of
-        # requests that belong to other launches do not count, since they return at once.
+        # Tiles of requests that belong to other launches do not count: they return at once.
         prompts = min(num_seqs, num_tokens // max(1, least_queries))
-        wanted = workspace.splits_for((num_tokens // block_q + prompts) * kv_heads)
-        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
-        num_splits = max(1, min(wanted, most))
+        wanted = (num_tokens // block_q + prompts) * kv_heads
+        num_splits = wanted_splits(workspace, wanted, max_blocks * cache_block, MIN_SPLIT_KEYS)
     num_splits = min(num_splits, max_splits)
-    num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    num_parts = num_tiles * kv_heads * num_splits if num_splits > 1 else 0
     pointers = cache_pointers(cache)
     _prefill_kernel[(num_tiles, kv_heads, num_splits)](
         query,
@@ -258,8 +254,8 @@ def paged_attention_prefill(
         cu_seqlens_q,
         seq_lens,
         out,
-        workspace.parts(num_parts * block_m * (block_d + 2)),
-        workspace.counters(num_tasks),
+        workspace.parts(num_parts * block_m * (widths["BLOCK_D"] + 2)),
+        workspace.counters(num_tiles * kv_heads),
         scale=scale * LOG2_E,
         window=window or 0,
         max_blocks=max_blocks,

@@ -78,8 +78,6 @@ def _fragment_kernel(
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     is_bf16: tl.constexpr = dtype == tl.bfloat16
-    offset: tl.constexpr = 128.0 if is_bf16 else 1024.0
-    minus_offset: tl.constexpr = -0x3CFF3D00 if is_bf16 else -0x1BFF1C00  # pairs of it
     by_sums: tl.constexpr = EIGHTS == 1 and is_bf16
     COUNT: tl.constexpr = groups_of_turn(GROUP)
     THREADS: tl.constexpr = 32 * DEEP * WIDE
@@ -146,60 +144,29 @@ def _fragment_kernel(
         scales, zeros = asked if COUNT > 1 else (next_scales, next_zeros)
         sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
         for step in tl.static_range(8):
-            # Missing rows are computed as copies of the last one, and not stored.
-            xs = ()
-            for n in tl.static_range(EIGHTS):
-                row = tl.minimum(8 * n + g, num_rows - 1).to(tl.int64)
-                xs = xs + (_four_inputs(x_ptr + row * fours, block, t, step, fours, IS_EVEN),)
+            xs = _rows_of_step(x_ptr, block, g, t, step, num_rows, fours, EIGHTS, IS_EVEN)
             if HAS_NORM:
                 norm = _four_inputs(norm_ptr, block, t, step, fours, IS_EVEN)
-                more, scaled = (), ()
-                for n in tl.static_range(EIGHTS):
-                    low, high = pairs_of(xs[n])
-                    more = more + multiply_add(
-                        (low, no_bits, high, no_bits), xs[n], four_of(squares, n), dtype, PTX
-                    )
-                    scaled = scaled + (multiply_fours(xs[n], norm, dtype, PTX),)
-                squares, xs = more, scaled
+                xs, squares = _normed(xs, norm, squares, no_bits, EIGHTS, dtype, PTX)
             if by_sums:
                 sums_x = multiply_add((ones, no_bits, ones, no_bits), xs[0], sums_x, dtype, PTX)
-            more = ()
-            for m in tl.static_range(2):
-                codes = ()
-                for c in tl.static_range(4):
-                    # Outputs g and 8 + g with the first two inputs of four, then with the others.
-                    word = words[8 * m + 4 * (step // 4) + 2 * (c % 2) + step // 2 % 2]
-                    pair = code_pairs(word, magic, 8 * (step % 2) + 4 * (c // 2), PTX)
-                    if not by_sums:
-                        less = tl.full([THREADS], minus_offset + 0x00080008, tl.int32)
-                        if HAS_ZEROS:
-                            zero = zeros[(2 * m + c % 2) * COUNT + step * COUNT // 8].to(tl.int32)
-                            less = zero * 0x00010001 + minus_offset
-                        pair = add_pairs(pair, less, dtype, PTX)
-                    codes = codes + (pair,)
-                for n in tl.static_range(EIGHTS):
-                    before = four_of(sums, m * EIGHTS + n)
-                    more = more + multiply_add(codes, xs[n], before, dtype, PTX)
-            sums = more
+            sums = _with_step(
+                sums, xs, words, zeros, magic, step, COUNT, HAS_ZEROS, by_sums, EIGHTS, dtype, PTX
+            )
             if ends_group(step, GROUP):
-                more = ()
-                for m in tl.static_range(2):
-                    for n in tl.static_range(EIGHTS):
-                        part = four_of(sums, m * EIGHTS + n)
-                        total = four_of(totals, m * EIGHTS + n)
-                        for c in tl.static_range(4):
-                            value = part[c]
-                            if by_sums:
-                                less = 8.0 + offset
-                                if HAS_ZEROS:
-                                    # A mantissa of 2^23, without a conversion.
-                                    zero = zeros[(2 * m + c // 2) * COUNT + step * COUNT // 8]
-                                    bits = zero.to(tl.int32) | 0x4B000000
-                                    less = bits.to(tl.float32, bitcast=True) - (8388608.0 - offset)
-                                value -= less * sums_x[c % 2]
-                            scale = scales[(2 * m + c // 2) * COUNT + step * COUNT // 8]
-                            more = more + (total[c] + scale.to(tl.float32) * value,)
-                totals = more
+                totals = _with_group(
+                    totals,
+                    sums,
+                    sums_x,
+                    scales,
+                    zeros,
+                    step,
+                    COUNT,
+                    HAS_ZEROS,
+                    by_sums,
+                    EIGHTS,
+                    dtype,
+                )
                 sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
         if COUNT == 1:
             next_scales, next_zeros = asked
@@ -214,6 +181,137 @@ def _fragment_kernel(
         )
         if not is_done:
             return
+    _finish_rows(
+        found, task, warp, g, t, num_rows, width_in, outputs, eps,
+        bias_ptr, residual_ptr, out_ptr,
+        HAS_NORM, HAS_BIAS, HAS_RESIDUAL, IS_GATED, EIGHTS, WIDE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _rows_of_step(
+    x_ptr, block, g, t, step: tl.constexpr, num_rows, fours,
+    EIGHTS: tl.constexpr, IS_EVEN: tl.constexpr,
+):  # fmt: skip
+    """Row g of every eight rows of x. Missing rows are computed as copies of the last one, and not
+    stored.
+    """
+    xs = ()
+    for n in tl.static_range(EIGHTS):
+        row = tl.minimum(8 * n + g, num_rows - 1).to(tl.int64)
+        xs = xs + (_four_inputs(x_ptr + row * fours, block, t, step, fours, IS_EVEN),)
+    return xs
+
+
+@triton.jit
+def _normed(
+    xs, norm, squares, no_bits, EIGHTS: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr
+):
+    """The inputs of a step times the weight of the norm, and the sums of squares with theirs."""
+    more, scaled = (), ()
+    for n in tl.static_range(EIGHTS):
+        low, high = pairs_of(xs[n])
+        more = more + multiply_add(
+            (low, no_bits, high, no_bits), xs[n], four_of(squares, n), dtype, PTX
+        )
+        scaled = scaled + (multiply_fours(xs[n], norm, dtype, PTX),)
+    return scaled, more
+
+
+@triton.jit
+def _with_step(
+    sums, xs, words, zeros, magic, step: tl.constexpr, COUNT: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, by_sums: tl.constexpr, EIGHTS: tl.constexpr,
+    dtype: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The sums with the products of a step: of both tiles with every eight rows."""
+    more = ()
+    for m in tl.static_range(2):
+        codes = _codes_of_step(words, zeros, magic, m, step, COUNT, HAS_ZEROS, by_sums, dtype, PTX)
+        for n in tl.static_range(EIGHTS):
+            before = four_of(sums, m * EIGHTS + n)
+            more = more + multiply_add(codes, xs[n], before, dtype, PTX)
+    return more
+
+
+@triton.jit
+def _codes_of_step(
+    words,
+    zeros,
+    magic,
+    m: tl.constexpr,
+    step: tl.constexpr,
+    COUNT: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    by_sums: tl.constexpr,
+    dtype: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """The codes of tile m as the rows of a step, less their excess and zeros unless `by_sums`."""
+    minus_offset: tl.constexpr = -0x3CFF3D00 if dtype == tl.bfloat16 else -0x1BFF1C00  # pairs of it
+    codes = ()
+    for c in tl.static_range(4):
+        # Outputs g and 8 + g with the first two inputs of four, then with the others.
+        word = words[8 * m + 4 * (step // 4) + 2 * (c % 2) + step // 2 % 2]
+        pair = code_pairs(word, magic, 8 * (step % 2) + 4 * (c // 2), PTX)
+        if not by_sums:
+            less = tl.full([magic.shape[0]], minus_offset + 0x00080008, tl.int32)
+            if HAS_ZEROS:
+                zero = zeros[(2 * m + c % 2) * COUNT + step * COUNT // 8].to(tl.int32)
+                less = zero * 0x00010001 + minus_offset
+            pair = add_pairs(pair, less, dtype, PTX)
+        codes = codes + (pair,)
+    return codes
+
+
+@triton.jit
+def _with_group(
+    totals,
+    sums,
+    sums_x,
+    scales,
+    zeros,
+    step: tl.constexpr,
+    COUNT: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    by_sums: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """The totals with the scaled sums of the group that ends with a step. `by_sums`: less what the
+    excess of the codes and their zeros make of the sum of x.
+    """
+    offset: tl.constexpr = 128.0 if dtype == tl.bfloat16 else 1024.0
+    more = ()
+    for m in tl.static_range(2):
+        for n in tl.static_range(EIGHTS):
+            part = four_of(sums, m * EIGHTS + n)
+            total = four_of(totals, m * EIGHTS + n)
+            for c in tl.static_range(4):
+                value = part[c]
+                if by_sums:
+                    less = 8.0 + offset
+                    if HAS_ZEROS:
+                        # A mantissa of 2^23, without a conversion.
+                        zero = zeros[(2 * m + c // 2) * COUNT + step * COUNT // 8]
+                        bits = zero.to(tl.int32) | 0x4B000000
+                        less = bits.to(tl.float32, bitcast=True) - (8388608.0 - offset)
+                    value -= less * sums_x[c % 2]
+                scale = scales[(2 * m + c // 2) * COUNT + step * COUNT // 8]
+                more = more + (total[c] + scale.to(tl.float32) * value,)
+    return more
+
+
+@triton.jit
+def _finish_rows(
+    found, task, warp, g, t, num_rows, width_in, outputs, eps,
+    bias_ptr, residual_ptr, out_ptr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    IS_GATED: tl.constexpr, EIGHTS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Store a thread's results, with what stands around the product; `found`: the totals, then the
+    sums of the squares of x.
+    """
     pair = task * WIDE + warp
     factors = ()
     for n in tl.static_range(EIGHTS):

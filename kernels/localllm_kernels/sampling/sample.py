@@ -87,6 +87,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     num_rows, vocab = logits.shape
     counts = rows.slots if penalties is None else penalties.counts
     depths, tokens = (rows.slots,) * 2 if drafts is None else (drafts.depths, drafts.tokens)
+    bias_pointers = (rows.slots, rows.slots, logits)
+    if biases is not None:
+        bias_pointers = (biases.starts, biases.tokens, biases.values)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return ids
@@ -102,9 +105,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         rows.slots,
         counts,
         logits if penalties is None else penalties.factors,
-        rows.slots if biases is None else biases.starts,
-        rows.slots if biases is None else biases.tokens,
-        logits if biases is None else biases.values,
+        *bias_pointers,
         *filters,
         depths,
         tokens,
@@ -146,18 +147,23 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         num_warps=16,
     )
     if drafts is not None:
-        _book_kernel[(num_rows,)](
-            ids,
-            rows.slots,
-            rows.newest,
-            counts,
-            depths,
-            tokens,
-            vocab,
-            HAS_PENALTIES=penalties is not None,
-            num_warps=1,
-        )
+        _book(ids, rows, drafts, counts, vocab)
     return ids
+
+
+def _book(ids: Tensor, rows: SamplingRows, drafts: Drafts, counts: Tensor, vocab: int) -> None:
+    """Record the tokens of drafts once all of them are known."""
+    _book_kernel[(len(ids),)](
+        ids,
+        rows.slots,
+        rows.newest,
+        counts,
+        drafts.depths,
+        drafts.tokens,
+        vocab,
+        HAS_PENALTIES=rows.penalties is not None,
+        num_warps=1,
+    )
 
 
 def _side_by_side(like: Tensor, dtype: torch.dtype, *counts: int) -> tuple[Tensor, ...]:
