@@ -1,8 +1,8 @@
-"""Runs everything that needs a GPU, in the order that suits a first run; writes one JSON file.
+"""Runs everything that needs a GPU, what is worth most first; writes one JSON file.
 
-    PYTHONPATH=.:kernels python tools/gpu_suite.py --group first --out first.json
+    PYTHONPATH=.:kernels python tools/gpu_suite.py --minutes 10 --out gpu.json
 
-Runs from a bare checkout. The groups, for ten minutes each:
+Runs from a bare checkout. The groups:
 
     first     the driver, every operator against its reference, the tests of the kernels
     engine    the tests of the engine, float32, out-of-bounds reads and writes
@@ -12,9 +12,12 @@ Runs from a bare checkout. The groups, for ten minutes each:
     context   long contexts, 8-bit caches, windows, prefill, drafts
 
 Every part is a process of its own with a time limit, so a failure or a lost GPU costs only that
-part; a part that is killed leaves what it has measured. The file is written after each part, and
-names the parts that there was no time for. `--only NAME` runs some parts; `--on-cpu` tries the
-script itself with the built-in model.
+part; a part that is killed leaves what it has measured. The file is written after each part. Run
+again with the same file, the script goes on: a part that has succeeded on this commit and GPU is
+not repeated, except with `--again`. `--minutes` plans what fits, and says what it leaves out.
+
+`--rehearse` runs the parts on a CPU with tiny models, to try the script and what it calls. What
+can't be rehearsed stands in the result of its part, under "not_rehearsed".
 """
 
 import argparse
@@ -29,63 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_parts import first, serving, steps
-from gpu_parts.place import LARGE, MIDDLE, ROOT, SMALL, Part, Place, say
+from gpu_parts.place import ROOT, Place, say
+from gpu_parts.plan import GROUPS, PARTS, fitting, next_fitting, wanted
 
-# What the parts about 4-bit weights need; at once over where it was done before.
-CHECKED: dict[str, tuple[Part, int]] = {"checked": (first.self_check("int4", anew=False), 150)}
-# By group: the name of each part, and the seconds it may take; the most important first.
-GROUPS: dict[str, dict[str, tuple[Part, int]]] = {
-    "first": {
-        "driver": (first.driver, 60),
-        "self-check int4": (first.self_check("int4"), 150),
-        "kernel tests": (first.tests(first.KERNEL_TESTS), 240),
-        "self-check int8": (first.self_check("int8"), 60),
-        "self-check fp8": (first.self_check("fp8"), 60),
-    },
-    "engine": {
-        "engine tests": (first.tests(first.ENGINE_TESTS), 210),
-        "float32": (first.float32, 60),
-        "sanitizer": (first.sanitizer, 150),
-    },
-    "steps": {
-        **CHECKED,
-        "speed 8B int4": (steps.speed(LARGE, "int4", (1, 8, 16, 64)), 100),
-        "speed 8B bf16": (steps.speed(LARGE, "bf16"), 60),
-        "sampling 8B int4": (steps.sampling("int4"), 60),
-        "sampling 8B bf16": (steps.sampling("bf16"), 60),
-        "speed 1B bf16": (steps.speed(MIDDLE, "bf16"), 40),
-        "speed 0.6B int4": (steps.speed(SMALL, "int4"), 40),
-        "speed 0.6B bf16": (steps.speed(SMALL, "bf16"), 40),
-        "speed 1B int4": (steps.speed(MIDDLE, "int4"), 40),
-    },
-    "kernels": {
-        **CHECKED,
-        "kernels": (steps.kernels, 150),
-        "profiled": (steps.profiled, 100),
-        "tuned": (steps.tuned, 180),
-    },
-    "serving": {
-        **CHECKED,
-        "pacer 8B int4": (serving.pacer("int4"), 60),
-        "pacer 8B bf16": (serving.pacer("bf16"), 60),
-        "compilations": (serving.compilations, 100),
-        "start 0.6B": (serving.start(SMALL), 60),
-        "start 8B": (serving.start(LARGE), 90),
-        "serving 0.6B": (serving.serving(SMALL, 256, 1024, 128), 60),
-        "serving 8B": (serving.serving(LARGE, 32, 1024, 512), 80),
-        "load": (serving.load, 60),
-        "compare": (serving.compare, 90),
-        "prefix": (serving.prefix, 30),
-    },
-    "context": {
-        **CHECKED,
-        "caches": (steps.caches, 100),
-        "windows": (steps.windows, 60),
-        "prefill": (steps.prefill, 80),
-        "drafts": (steps.drafts, 80),
-    },
-}
-PARTS = {name: part for group in GROUPS.values() for name, part in group.items()}
+# On a CPU, whatever the part; interpreted kernels take minutes.
+_REHEARSAL_S = 300
 
 
 def environment(place: Place) -> dict[str, Any]:
@@ -100,7 +51,7 @@ def environment(place: Place) -> dict[str, Any]:
         found["gpu"] = smi.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         found["gpu"] = f"unknown: {error}"
-    return found
+    return found | {"rehearsal": place.rehearses}
 
 
 def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
@@ -109,10 +60,13 @@ def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [sys.executable, __file__, "--part", name, "--out", str(out)]
+        # Kernels are interpreted where there is no GPU to compile them for.
+        interpreted = {"TRITON_INTERPRET": "1"} if place.rehearses else {}
         with (Path(folder) / "log").open("w+") as log:
             process = subprocess.Popen(
-                [*command, *(["--on-cpu"] if place.on_cpu else [])],
+                [*command, *place.flags],
                 cwd=ROOT,
+                env={**os.environ, **interpreted},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -135,44 +89,101 @@ def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
     }
 
 
+def succeeded(part: dict[str, Any]) -> bool:
+    """Whether a part has found all that it looks for."""
+    return "error" not in part["found"] and not part["found"].get("exit_code", 0)
+
+
+def open_report(out: Path, here: dict[str, Any]) -> dict[str, Any]:
+    """The report so far, or an empty one. Raises: ValueError for one of another place."""
+    report: dict[str, Any] = {"environment": here, "parts": {}}
+    if not out.exists():
+        return report
+    found = json.loads(out.read_text())
+    for name in ("commit", "device", "rehearsal"):
+        there = found["environment"].get(name)
+        if there != here.get(name):
+            raise ValueError(
+                f"{out} holds results of {name} {there}, and this is {here.get(name)}:"
+                " give --out another file"
+            )
+    return report | {"parts": found["parts"]}
+
+
+def run_all(
+    place: Place, out: Path, report: dict[str, Any], waiting: list[str], seconds: float
+) -> int:
+    """Run parts while their limits fit into `seconds`; returns how many failed."""
+    deadline, failed = time.monotonic() + seconds, 0
+
+    def save() -> None:
+        out.write_text(json.dumps(report | {"left_out": waiting}, indent=1) + "\n")
+
+    save()
+    while (name := next_fitting(waiting, deadline - time.monotonic())) is not None:
+        waiting.remove(name)
+        say(f"== {name}")
+        limit = _REHEARSAL_S if place.rehearses else PARTS[name].seconds
+        found = report["parts"][name] = run_part(name, place, limit)
+        if not succeeded(found):
+            failed += 1
+            say(f"   failed: {str(found['found'])[-300:]}")
+        if "not_rehearsed" in found["found"]:
+            say(f"   not rehearsed: {found['found']['not_rehearsed']}")
+        save()
+    return failed
+
+
 def main() -> int:
     """Run the parts; returns the exit code, 1 if a part failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
-    parser.add_argument("--group", nargs="*", choices=list(GROUPS), default=list(GROUPS))
+    parser.add_argument("--group", nargs="*", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=[])
-    parser.add_argument("--budget", type=float, default=570.0, help="total seconds")
-    parser.add_argument("--on-cpu", action="store_true")
-    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    parser.add_argument("--first-token", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="for all parts")
+    parser.add_argument("--again", action="store_true", help="also the parts that are done")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny models")
+    for hidden in ("--part", "--first-token"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    for hidden in ("--steps", "--check"):
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
-    place = Place(args.on_cpu, args.out if args.part is not None else None)
+    place = Place(args.rehearse, args.out if args.part is not None else None)
     if args.first_token is not None:
-        serving.first_token(place, args.first_token)
-    if args.steps:
+        serving.first_token(place, Path(args.first_token))
+    elif args.steps:
         steps.some_steps(place)
-        return 0
-    if args.part is not None:
-        PARTS[args.part][0](place)
-        return 0
-    report: dict[str, Any] = {"environment": environment(place), "parts": {}}
-    deadline, failed = time.monotonic() + args.budget, 0
-    chosen = [name for group in args.group for name in GROUPS[group]]
-    for name in args.only or dict.fromkeys(chosen):
-        left = deadline - time.monotonic()
-        if left < 5:
-            report["parts"][name] = {"seconds": 0, "found": {"error": "no time left"}}
-        else:
-            say(f"== {name}")
-            report["parts"][name] = run_part(name, place, min(PARTS[name][1], left))
-        found = report["parts"][name]["found"]
-        if "error" in found or found.get("exit_code", 0):
-            failed += 1
-            say(f"   failed: {str(found)[-300:]}")
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if failed else 0
+    elif args.check:
+        first.check_torchs_operators()
+    elif args.part is not None:
+        PARTS[args.part].part(place)
+    else:
+        return run_planned(place, args)
+    return 0
+
+
+def run_planned(place: Place, args: argparse.Namespace) -> int:
+    """Say what fits, and run it; returns the exit code."""
+    try:
+        report = open_report(args.out, environment(place))
+    except ValueError as error:
+        say(f"error: {error}")
+        return 2
+    done = [] if args.again else [name for name, part in report["parts"].items() if succeeded(part)]
+    waiting = wanted(args.group, done)
+    if args.only:
+        waiting = [name for name in args.only if name not in done]
+    seconds = 60 * args.minutes
+    planned = fitting(waiting, seconds)
+    say(f"done before: {', '.join(done) or 'nothing'}")
+    say(f"planned, {sum(PARTS[name].seconds for name in planned)} s at most: {', '.join(planned)}")
+    left = [name for name in waiting if name not in planned]
+    if left:
+        say(f"left out, unless the others take less: {', '.join(left)}")
+    return 1 if run_all(place, args.out, report, waiting, seconds) else 0
 
 
 if __name__ == "__main__":

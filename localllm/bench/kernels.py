@@ -6,20 +6,18 @@ kernel and torch's alternate.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from localllm.bench.operators import BLOCK_SIZE, Line, OperatorSuite, whole_attentions
-from localllm.cost.rates import Rates
+from localllm.bench.operators import BLOCK_SIZE, Clock, Line, OperatorSuite, whole_attentions
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.operators.attention_cases import attention
 from localllm.operators.case import OperatorCase, Setting, Sizes
 from localllm.operators.cases import ALL_FRAGMENTS
-from localllm.operators.graph_timer import GraphTimer, Timer
 from localllm.operators.pointwise_cases import Filters, gate, norms, sampling
 from localllm.operators.product_cases import drawn_product
 from localllm_kernels import triton_ops
@@ -27,40 +25,43 @@ from localllm_kernels.attention.kv_cache import CODE_LIMITS
 from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 
-ROWS = (1, 16, 64, 512)
-DECODE_CONTEXT, PREFILL_TOKENS = 16_384, 8192
 _FILTERS: Filters = (0.7, 20, 0.95, 0.0)
 
 
-def kernel_suite(
-    architecture: Architecture,
-    device: torch.device,
-    repeats: int,
-    timer: Timer | None = None,
-    limits: Rates | None = None,
-) -> OperatorSuite:
-    """The kernels at the sizes of a model, alternating with torch's operators.
+@dataclass(frozen=True, slots=True)
+class KernelInputs:
+    """Rows of products, and tokens of a context and of a prompt."""
 
-    `timer`: None times graphs on `device`; `limits`: None measures them there.
-    """
-    lines = kernel_lines(architecture, device)
-    return OperatorSuite(lines, device, repeats, timer or GraphTimer(device), limits)
+    rows: tuple[int, ...] = (1, 16, 64, 512)
+    decode_context: int = 16_384
+    prefill_tokens: int = 8192
+
+
+WHOLE = KernelInputs()
+
+
+def kernel_suite(
+    architecture: Architecture, device: torch.device, clock: Clock, inputs: KernelInputs = WHOLE
+) -> OperatorSuite:
+    """The kernels at the sizes of a model, alternating with torch's operators."""
+    return OperatorSuite(kernel_lines(architecture, device, inputs), device, clock)
 
 
 def kernel_lines(
-    architecture: Architecture, device: torch.device, dtype: torch.dtype = torch.bfloat16
+    architecture: Architecture, device: torch.device, inputs: KernelInputs = WHOLE
 ) -> Iterator[Line]:
     """Products, attention, norms and gates, sampling."""
+    dtype = torch.bfloat16
     sizes = Sizes(architecture, dtype, dtype, BLOCK_SIZE)
     on = Setting(sizes, device, triton_ops(device.type))
     second = replace(on, own=triton_ops(device.type, choice=ALL_FRAGMENTS))
     groups = [group for _, group in architecture.groups() if group.copy == 0]
     for group in dict.fromkeys(groups):
         shape = (group.width_out, group.width_in)
-        for rows in ROWS:
+        for rows in inputs.rows:
             yield from _products(on, second, group.kind, shape, rows)
     for spec in whole_attentions(on):
-        yield from _attentions(on, second, spec)
+        yield from _attentions(on, second, spec, inputs)
     for rows in (1, 16):
         _, norm_of_sum = norms(on, rows, is_wide=False)
         yield Line("add_rms_norm", {"rows": rows}, norm_of_sum)
@@ -83,15 +84,18 @@ def _products(
             yield Line(f"{kind} {name}", where, product.case(way, rows))
 
 
-def _attentions(on: Setting, second: Setting, spec: AttentionSpec) -> Iterator[Line]:
+def _attentions(
+    on: Setting, second: Setting, spec: AttentionSpec, inputs: KernelInputs
+) -> Iterator[Line]:
     """Few queries over keys and values of each type, and a prompt."""
     for seqs in (1, 8):
-        decode = seqs * [(DECODE_CONTEXT, 1)]
+        decode = seqs * [(inputs.decode_context, 1)]
         yield _attention(on, on.sizes.kv_dtype, decode, spec)
         for kv_dtype in CODE_LIMITS:
             yield _attention(on, kv_dtype, decode, spec)
             yield _attention(second, kv_dtype, decode, spec, " fragments")
-    yield _attention(on, on.sizes.kv_dtype, [(PREFILL_TOKENS, PREFILL_TOKENS)], spec)
+    prompt = (inputs.prefill_tokens, inputs.prefill_tokens)
+    yield _attention(on, on.sizes.kv_dtype, [prompt], spec)
 
 
 def _attention(

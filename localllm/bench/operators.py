@@ -36,19 +36,21 @@ class Line:
     case: OperatorCase
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How operators are timed: how often, and this machine's rates, None to measure them."""
+
+    timer: Timer
+    repeats: int
+    limits: Rates | None = None
+
+
 class OperatorSuite(Suite):
     """Times each line's operator, alternating with its alternative."""
 
-    def __init__(
-        self,
-        lines: Iterable[Line],
-        device: torch.device,
-        repeats: int,
-        timer: Timer,
-        limits: Rates | None = None,
-    ) -> None:
-        self._lines, self._device, self._repeats = lines, device, repeats
-        self._timer, self._limits = timer, limits
+    def __init__(self, lines: Iterable[Line], device: torch.device, clock: Clock) -> None:
+        self._lines, self._device = lines, device
+        self._clock, self._limits = clock, clock.limits
         self._results: list[Result] = []
 
     @property
@@ -69,14 +71,14 @@ class OperatorSuite(Suite):
             where = ", ".join(f"{name} {value}" for name, value in line.conditions.items())
             progress(f"{line.name}, {where}")
             self._results.append(self._measure(line, self._limits))
-            if isinstance(self._timer, GraphTimer):
-                self._timer.forget()
+            if isinstance(self._clock.timer, GraphTimer):
+                self._clock.timer.forget()
 
     def _measure(self, line: Line, limits: Rates) -> Result:
-        case, timer = line.case, self._timer
+        case, timer = line.case, self._clock.timer
         timer(case.own), timer(case.plain)
         own_s, plain_s = [], []
-        for _ in range(10 * self._repeats):
+        for _ in range(10 * self._clock.repeats):
             own_s.append(timer(case.own))
             plain_s.append(timer(case.plain))
         seconds, cost = statistics.median(own_s), case.cost
@@ -103,7 +105,7 @@ def model_suite(subject: Subject, repeats: int) -> OperatorSuite:
     decoder, device = subject.decoder, subject.device
     sizes = Sizes(subject.architecture, decoder.dtype, decoder.dtype, BLOCK_SIZE)
     lines = model_lines(Setting(sizes, device, decoder.model.ops))
-    return OperatorSuite(lines, device, repeats, partial(timed, device=device))
+    return OperatorSuite(lines, device, Clock(partial(timed, device=device), repeats))
 
 
 def model_lines(on: Setting) -> Iterator[Line]:

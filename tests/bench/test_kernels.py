@@ -7,8 +7,8 @@ import torch
 from checkpoints import tiny_config
 from guards import needs_interpreter
 
-from localllm.bench import kernels
-from localllm.bench.kernels import kernel_lines, kernel_suite
+from localllm.bench.kernels import KernelInputs, kernel_lines, kernel_suite
+from localllm.bench.operators import Clock
 from localllm.cost.rates import Rates
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import architecture_of
@@ -17,12 +17,12 @@ CPU = torch.device("cpu")
 LIMITS = Rates(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
 
 
+INPUTS = KernelInputs(rows=(2,), decode_context=16, prefill_tokens=48)
+
+
 @pytest.fixture
-def architecture(monkeypatch: pytest.MonkeyPatch) -> Architecture:
-    """Widths that are multiples of a group; few rows and short contexts."""
-    monkeypatch.setattr(kernels, "ROWS", (2,))
-    monkeypatch.setattr(kernels, "DECODE_CONTEXT", 16)
-    monkeypatch.setattr(kernels, "PREFILL_TOKENS", 48)
+def architecture() -> Architecture:
+    """Widths that are multiples of a group."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     return architecture_of(tiny_config("LlamaForCausalLM", **sizes, num_key_value_heads=4))
 
@@ -37,7 +37,7 @@ def test_every_case_runs_and_stands_beside_torch(architecture: Architecture) -> 
             call()
         return 2e-3 if len(calls) % 2 else 4e-3
 
-    suite = kernel_suite(architecture, CPU, 1, timer, LIMITS)
+    suite = kernel_suite(architecture, CPU, Clock(timer, 1, LIMITS), INPUTS)
     suite.run(lambda what: None)
     rows = suite.results()
     names = {row.test for row in rows}
@@ -54,7 +54,7 @@ def test_bytes_and_operations_by_hand(architecture: Architecture) -> None:
     heads, kv_heads, dim = 8, 4, 16
     costs = {
         (line.name, *line.conditions.values()): line.case.cost
-        for line in kernel_lines(architecture, CPU)
+        for line in kernel_lines(architecture, CPU, INPUTS)
     }
     # Of the product of queries, keys and values: half a byte a code, and two for the scale of a
     # group of 128; of the others a byte a code, and two or four for the scale of an output.

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_parts.place import LARGE, ROOT, Part, Place, say
+from gpu_parts.place import LARGE, ROOT, TINY, Part, Place, say
 
 if TYPE_CHECKING:
     from localllm.model.random_weights import WeightKind
+    from localllm.operators.verdict import Verdict
 
 # Arguments of pytest. Most of the time of kernels goes to compiling, in several processes at once;
 # one test of the engine takes all memory.
@@ -36,10 +37,11 @@ def driver(place: Place) -> None:
     from localllm.operators.device import why_no_kernels
 
     place.keep("torch", torch.__version__)
-    if place.on_cpu:
-        raise RuntimeError("the driver check needs a GPU")
-    properties = torch.cuda.get_device_properties(0)
-    place.keep("gpu", f"{properties.name}, {properties.multi_processor_count} processors")
+    if place.rehearses:
+        place.cannot("launches by a driver, and the clocks and power of a GPU")
+    else:
+        properties = torch.cuda.get_device_properties(0)
+        place.keep("gpu", f"{properties.name}, {properties.multi_processor_count} processors")
     began_s = time.monotonic()
     place.keep("why_no_kernels", why_no_kernels())
     place.keep("driver_s", time.monotonic() - began_s)
@@ -52,25 +54,8 @@ def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
     """
 
     def run(place: Place) -> None:
-        if place.on_cpu and not anew:
-            return
-        import torch
-
-        from localllm.engine.device import select_device
-        from localllm.engine.operators import check_request
-        from localllm.hub.catalog_shape import catalog_shape
-        from localllm.model.random_weights import RandomWeights
-        from localllm.operators.choice import find_verdict
-        from localllm.operators.listener import Listener
-
-        if place.on_cpu:
-            raise RuntimeError("the self-check of kernels needs a GPU")
-        architecture, _ = catalog_shape(LARGE)
-        select_device(place.config())
-        drawn = RandomWeights(architecture, kind, torch.device("cuda"))
-        request = check_request(drawn, architecture, place.config())
         began_s = time.monotonic()
-        verdict = find_verdict(request, Listener(say, say), anew=anew)
+        verdict = _rehearsed(place, kind) if place.rehearses else _found(place, kind, anew)
         place.keep("seconds", time.monotonic() - began_s)
         if verdict is None:
             raise RuntimeError("nothing could be checked")
@@ -81,10 +66,72 @@ def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
     return run
 
 
+def _found(place: Place, kind: "WeightKind", anew: bool) -> "Verdict | None":
+    import torch
+
+    from localllm.engine.device import select_device
+    from localllm.engine.operators import check_request
+    from localllm.hub.catalog_shape import catalog_shape
+    from localllm.model.random_weights import RandomWeights
+    from localllm.operators.choice import find_verdict
+    from localllm.operators.listener import Listener
+
+    architecture, _ = catalog_shape(LARGE)
+    select_device(place.config())
+    drawn = RandomWeights(architecture, kind, torch.device("cuda"))
+    request = check_request(drawn, architecture, place.config())
+    return find_verdict(request, Listener(say, say), anew=anew)
+
+
+def _rehearsed(place: Place, kind: "WeightKind") -> "Verdict":
+    """The verdict on torch's operators, by the same process and cases."""
+    import torch
+
+    from localllm.hub.catalog_shape import catalog_shape
+    from localllm.model.families.table import architecture_of
+    from localllm.model.random_weights import RandomWeights
+    from localllm.operators.case import Sizes
+    from localllm.operators.check import CheckRequest
+    from localllm.operators.self_check import check_operators
+    from localllm.operators.verdict import Verdict
+
+    place.cannot("kernels: torch's operators are checked in their place")
+    architecture = architecture_of({**catalog_shape(LARGE)[1], **TINY})
+    drawn = RandomWeights(architecture, kind, torch.device("cpu"))
+    sizes = Sizes(architecture, torch.float32, torch.float32, 16)
+    command = (sys.executable, str(ROOT / "tools/gpu_suite.py"), "--check")
+    outcomes = check_operators(CheckRequest(drawn, sizes, {}, False), say, command)
+    return Verdict("a rehearsal", "tiny", outcomes)
+
+
+def check_torchs_operators() -> None:
+    """Be the process that checks operators, with torch's on a CPU."""
+    from functools import partial
+
+    import torch
+
+    from localllm.cost.rates import timed
+    from localllm.operators.check import end, main
+    from localllm_kernels import TORCH_OPS
+
+    class OnCpu:
+        device = torch.device("cpu")
+
+        def tables(self, request: Any) -> Any:
+            return lambda choice: TORCH_OPS
+
+        def timer(self) -> Any:
+            return partial(timed, device=self.device)
+
+    end(main(OnCpu()))
+
+
 def tests(chosen: tuple[str, ...]) -> Part:
     """Run some of tests/gpu; the suites for the interpreter run elsewhere."""
 
     def run(place: Place) -> None:
+        if place.rehearses:
+            place.cannot("compiled kernels: their tests are collected, and skip themselves")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
         tail = ""
         with subprocess.Popen(
@@ -100,6 +147,9 @@ def tests(chosen: tuple[str, ...]) -> Part:
 
 def sanitizer(place: Place) -> None:
     """Out-of-bounds reads and writes, found by NVIDIA's tool if it is installed."""
+    if place.rehearses:
+        place.cannot("NVIDIA's sanitizer")
+        return
     tool = shutil.which("compute-sanitizer") or _beside_cuda("compute-sanitizer")
     if tool is None:
         place.keep("skipped", "compute-sanitizer is not installed")
@@ -122,7 +172,7 @@ def float32(place: Place) -> None:
 
     prompts = ["What is the KV cache?", "Write a line about rivers.", "1, 2, 3,"]
     texts: dict[str, list[str]] = {}
-    for device in ("cpu",) if place.on_cpu else ("cpu", "cuda"):
+    for device in ("cpu",) if place.rehearses else ("cpu", "cuda"):
         llm = LLM("pocket", device=device, dtype="float32", self_check=False)
         params = llm.sampling_params(temperature=0.0, max_tokens=48)
         texts[device] = [
@@ -130,6 +180,8 @@ def float32(place: Place) -> None:
         ]
         place.keep(device, texts[device])
     place.keep("exit_code", int(len({tuple(each) for each in texts.values()}) > 1))
+    if place.rehearses:
+        place.cannot("the tokens of a GPU, with which those of the CPU are compared")
 
 
 def _beside_cuda(name: str) -> str | None:

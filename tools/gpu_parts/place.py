@@ -9,15 +9,25 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL, MIDDLE, LARGE = "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
+# Sizes of a model whose kernels are interpreted: widths that are multiples of a group.
+TINY = {
+    "num_hidden_layers": 1,
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A GPU at full size, or a CPU to try the script. `out`: the file of a part, which is written
-    after every result, so that a part that is killed leaves what it has.
+    """A GPU at full size, or a CPU to rehearse on with tiny models. `out`: the file of a part,
+    which is written after every result, so that a part that is killed leaves what it has.
     """
 
-    on_cpu: bool
+    rehearses: bool
     out: Path | None = None
     found: dict[str, Any] = field(default_factory=dict)
 
@@ -27,16 +37,25 @@ class Place:
         if self.out is not None:
             self.out.write_text(json.dumps(self.found))
 
+    def cannot(self, what: str) -> None:
+        """Record what a rehearsal leaves out."""
+        self.keep("not_rehearsed", what)
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of the script, for a process of a part."""
+        return ["--rehearse"] if self.rehearses else []
+
     def size(self, full: int, tiny: int) -> int:
         """`full` on a GPU, `tiny` on a CPU."""
-        return tiny if self.on_cpu else full
+        return tiny if self.rehearses else full
 
     def config(self, **options: Any) -> Any:
         """An EngineConfig for the device, without the self-check of kernels."""
         from localllm.engine.config import EngineConfig
 
         options = {"self_check": False, **options}
-        if self.on_cpu:
+        if self.rehearses:
             return EngineConfig(device="cpu", backend="torch", **options)
         return EngineConfig(device="cuda", **options)
 
@@ -51,7 +70,7 @@ class Place:
         is_checked = (alias, kind) == (LARGE, "int4") and "kv_cache_dtype" not in options
         options = {"self_check": is_checked, **options}
         config = self.config(**options)
-        if self.on_cpu:
+        if self.rehearses:
             return open_subject("pocket", config, min(longest, 2000))
         return open_random(alias, kind, config, longest, seed=0)
 

@@ -90,7 +90,7 @@ def compilations(place: Place) -> None:
     late: dict[str, list[str]] = {}
     lengths = (1, 2, 3, 5, 9, 15, 17, 37, 63, 64, 65, 80, 100, 130, 192, 193, 300, 700, 2047, 3000)
     for params, what in ((short, "plain"), (rich, "penalties and biases")):
-        for length in lengths if not place.on_cpu else (1, 5):
+        for length in lengths if not place.rehearses else (1, 5):
             names.clear()
             subject.engine.add_request([(7 * i) % 900 for i in range(length)], params)
             while subject.engine.has_unfinished():
@@ -99,6 +99,8 @@ def compilations(place: Place) -> None:
                 late[f"{what}, {length} tokens"] = list(names)
     place.keep("late", late)
     place.keep("exit_code", int(bool(late)))
+    if place.rehearses:
+        place.cannot("compilation: torch's operators are used")
 
 
 def prefix(place: Place) -> None:
@@ -175,7 +177,7 @@ def start(alias: str) -> Part:
                 command = [sys.executable, "tools/gpu_suite.py", "--first-token", str(model)]
                 started = time.monotonic()
                 process = subprocess.run(
-                    [*command, *(["--on-cpu"] if place.on_cpu else [])],
+                    [*command, *place.flags],
                     cwd=ROOT,
                     env=environment,
                     check=False,
@@ -216,7 +218,7 @@ def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
     from localllm.quantize.recipe import Recipe
 
     architecture, raw = catalog_shape(alias)
-    if place.on_cpu:
+    if place.rehearses:
         raw = {**raw, "num_hidden_layers": 2, "vocab_size": 1000, "intermediate_size": 1024}
         architecture = architecture_of(raw, alias)
     recipe, device = Recipe("rtn", group_size=128), select_device(place.config())

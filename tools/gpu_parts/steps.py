@@ -4,10 +4,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu_parts.place import LARGE, ROOT, Part, Place, rows_of, say
+from gpu_parts.place import LARGE, ROOT, TINY, Part, Place, rows_of, say
 
 # Names of the compiled kernels, for NVIDIA's profiler.
 _PROFILED = "_row_kernel|_fragment_kernel|_tile_kernel|_decode_kernel|_scan_kernel|_pick_kernel"
@@ -35,7 +35,9 @@ def speed(alias: str, kind: str, batches: tuple[int, ...] = (1, 16)) -> Part:
             place.size(512, 16), place.size(128, 4), batches=batches, repeats=place.size(3, 1)
         )
         place.run(subject, StartupSuite(subject, imports_s), SpeedSuite(subject, tests))
-        if not place.on_cpu:
+        if place.rehearses:
+            place.cannot("traces of what a GPU does")
+        else:
             place.keep("traces", traces(subject, batches))
 
     return run
@@ -133,7 +135,7 @@ def windows(place: Place) -> None:
     from localllm.model.random_weights import RandomWeights
 
     _, raw = catalog_shape("mistral-7b")
-    if place.on_cpu:
+    if place.rehearses:
         raw = {**raw, "num_hidden_layers": 1, "vocab_size": 1000, "intermediate_size": 512}
     for window in (1024, None):
         fields = {**raw, "architectures": ["MistralForCausalLM"], "sliding_window": window}
@@ -182,14 +184,24 @@ def drafts(place: Place) -> None:
 
 def kernels(place: Place) -> None:
     """Each kernel against torch's, at the sizes of an 8B model; both kinds of int4 products."""
-    from localllm.bench.kernels import kernel_suite
+    from localllm.bench.kernels import WHOLE, KernelInputs, kernel_suite
+    from localllm.bench.operators import Clock
+    from localllm.cost.rates import Rates
     from localllm.engine.device import select_device
     from localllm.hub.catalog_shape import catalog_shape
+    from localllm.model.families.table import architecture_of
+    from localllm.operators.graph_timer import GraphTimer
 
-    if place.on_cpu:
-        raise RuntimeError("kernels need a GPU")
-    architecture, _ = catalog_shape(LARGE)
-    suite = kernel_suite(architecture, select_device(place.config()), repeats=1)
+    architecture, raw = catalog_shape(LARGE)
+    device, inputs = select_device(place.config()), WHOLE
+    if place.rehearses:
+        place.cannot("times of kernels: each is interpreted once")
+        architecture = architecture_of({**raw, **TINY})
+        clock = Clock(interpreted_once(), 1, Rates(1.0, {"fp32": 1.0, "bf16": 1.0, "int8": 1.0}))
+        inputs = KernelInputs(rows=(2,), decode_context=16, prefill_tokens=48)
+    else:
+        clock = Clock(GraphTimer(device), 1)
+    suite = kernel_suite(architecture, device, clock, inputs)
 
     def progress(what: str) -> None:
         say(what)
@@ -199,8 +211,25 @@ def kernels(place: Place) -> None:
     progress("done")
 
 
+def interpreted_once() -> Callable[[Callable[[], object]], float]:
+    """A timer that runs a call the first time alone, and says that each takes a second."""
+    seen = set[Callable[[], object]]()
+
+    def timer(call: Callable[[], object]) -> float:
+        if call not in seen:
+            seen.add(call)
+            call()
+        return 1.0
+
+    return timer
+
+
 def profiled(place: Place) -> None:
     """NVIDIA's profiler on the kernels of a step, if it is installed."""
+    if place.rehearses:
+        place.cannot("NVIDIA's profiler; the steps that it looks at were run")
+        some_steps(place)
+        return
     tool = shutil.which("ncu")
     if tool is None:
         place.keep("skipped", "ncu is not installed")
@@ -237,6 +266,8 @@ def tuned(place: Place) -> None:
     while time.monotonic() - started < 110 and subject.engine.work_ahead():
         trials += 1
     place.keep("trials", trials)
+    if place.rehearses:
+        place.cannot("trials of tiles: torch's operators have none")
     place.keep("seconds", time.monotonic() - started)
     again = place.open(LARGE, "int4", 1024, max_num_seqs=1)
     pairs = []

@@ -72,14 +72,16 @@ def bench_kernels(alias: str | None, asked: Suites) -> Measured:
     """Measure Triton's kernels at a model's sizes. Raises: LocalLLMError without a GPU."""
     from localllm.bench.environment import describe_environment
     from localllm.bench.kernels import kernel_suite
+    from localllm.bench.operators import Clock
     from localllm.bench.report import Report
     from localllm.engine.device import select_device
     from localllm.hub.catalog_shape import catalog_shape
+    from localllm.operators.graph_timer import GraphTimer
 
     name = alias or DEFAULT_KERNEL_SHAPE
     architecture, _ = catalog_shape(name)
     device = select_device(EngineConfig(device="cuda"))
-    suite = kernel_suite(architecture, device, asked.repeats)
+    suite = kernel_suite(architecture, device, Clock(GraphTimer(device), asked.repeats))
     was_interrupted = _run([suite])
     described = {"name": name, "kernels": "triton"}
     place = describe_environment(device)
