@@ -1,24 +1,19 @@
 """Checks operators in a separate process: `python -m localllm.operators.check`.
 
-It reads what to check from stdin (a pickled `CheckRequest`, from its own parent), and exits when
-stdin closes. It reports each event as a line of JSON on stdout:
-
-    {"event": "begins", "piece", "name", "rows"}
-    {"event": "compiled"}                             the operator ran once
-    {"event": "done", "distance", "own_s", "plain_s"}
-    {"event": "failed", "why", "is_memory", "is_fatal"}  out of memory; the device is lost
-    {"event": "over"}                                 no case is left
+Its stdin is a connection to its parent, and it exits when that closes. It receives a
+`CheckRequest`, and sends for each case the outcome that it hopes for, "compiled" once the operator
+ran, and the outcome that it found. In the end it sends "over" if no case is left, or "lost" if the
+device is.
 """
 
-import json
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Literal, NoReturn, Protocol
 
 import torch
 
@@ -30,12 +25,16 @@ from localllm.operators.cases import operator_cases
 from localllm.operators.cpu_products import make_products_reproducible
 from localllm.operators.device import is_fatal, is_out_of_memory
 from localllm.operators.graph_timer import GraphTimer, Timer
+from localllm.operators.verdict import Outcome, State
 from localllm_kernels import Ops, triton_ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.compiling.tunings import Tunings
 
 _REPEATS = 7
+
+# What the process sends.
+Event = Outcome | Literal["compiled", "over", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +91,40 @@ class _Gpu:
 
 
 def main(place: Place) -> int:
-    """Check what stdin asks for; returns the exit code, 3 after a fatal error."""
-    request: CheckRequest = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Check what the parent asks for; returns the exit code, 3 after a fatal error."""
+    parent: Connection[Event, CheckRequest] = Connection(sys.stdin.fileno())
+    request = parent.recv()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     make_products_reproducible()
     with torch.inference_mode():
-        return _check(request, place)
+        return _check(request, place, parent.send)
 
 
-def _check(request: CheckRequest, place: Place) -> int:
+def _check(request: CheckRequest, place: Place, say: Callable[[Event], None]) -> int:
     timer = place.timer() if request.share is None else None
     for case in _cases(request, place):
-        _say("begins", piece=case.piece, name=case.name, rows=case.rows)
+        assert case.piece is not None  # as of every case of the self-check
+        outcome = Outcome(case.piece, case.name, case.rows, "good")
+        say(outcome)
         try:
             case.own()
             _wait(place.device)
-            _say("compiled")
-            if timer is None:
-                _say("done", distance=0.0, own_s=0.0, plain_s=0.0)
-                continue
-            away = case.distance()
-            own_s, plain_s = _times(case, timer)
-            _say("done", distance=min(away, 1e9), own_s=own_s, plain_s=plain_s)
+            say("compiled")
+            if timer is not None:
+                outcome = _measured(case, outcome, timer)
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
-            lost = is_fatal(error)
-            _say("failed", why=why, is_memory=is_out_of_memory(error), is_fatal=lost)
-            if lost:
+            state: State = "unchecked" if is_out_of_memory(error) else "crashed"
+            outcome = replace(outcome, state=state, why=why)
+            if is_fatal(error):
+                say(outcome)
+                say("lost")
                 return 3
         finally:
             if isinstance(timer, GraphTimer):
                 timer.forget()
-    _say("over")
+        say(outcome)
+    say("over")
     return 0
 
 
@@ -142,15 +143,17 @@ def _cases(request: CheckRequest, place: Place) -> Iterator[OperatorCase]:
                 yield case
 
 
-def _times(case: OperatorCase, timer: Timer) -> tuple[float, float]:
-    """The shortest times of the operator and its alternative, measured in turn, since other
-    processes may use the machine too.
+def _measured(case: OperatorCase, outcome: Outcome, timer: Timer) -> Outcome:
+    """Whether the operator is right; and its shortest time and that of its alternative, measured in
+    turn, since other processes may use the machine too.
     """
-    own_s, plain_s = [], []
-    for _ in range(_REPEATS):
-        own_s.append(timer(case.own))
-        plain_s.append(timer(case.plain))
-    return min(own_s), min(plain_s)
+    away = case.distance()
+    if away > 1:
+        why = f"{min(away, 1e9):.3g} times as far off as rounding explains"
+        outcome = replace(outcome, state="wrong", why=why)
+    times = [(timer(case.own), timer(case.plain)) for _ in range(_REPEATS)]
+    own_s, plain_s = (min(each) for each in zip(*times, strict=True))
+    return replace(outcome, own_s=own_s, plain_s=plain_s)
 
 
 def _wait(device: torch.device) -> None:
@@ -159,14 +162,9 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _say(event: str, **more: Any) -> None:
-    sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
-    sys.stdout.flush()
-
-
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1 << 16):
-        pass
+def _end_with_parent(parent: "Connection[Event, CheckRequest]") -> None:
+    with suppress(EOFError, OSError):
+        parent.recv()
     os._exit(1)
 
 

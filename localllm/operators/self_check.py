@@ -5,23 +5,17 @@ only be killed with it. From then on, torch replaces each operator that is wrong
 is slower than torch's.
 """
 
-import json
-import pickle
-import queue
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from multiprocessing import Pipe
 
-from localllm.operators.check import CheckRequest
+from localllm.operators.check import CheckRequest, Event
 from localllm.operators.verdict import Outcome, State
-from localllm_kernels.compiling.choice import Piece
 
 # -P: do not import modules from the current folder.
 COMMAND = (sys.executable, "-P", "-m", "localllm.operators.check")
@@ -102,22 +96,22 @@ class _Checker:
 
     def __enter__(self) -> "_Checker":
         self._log = tempfile.TemporaryFile()
+        self._events, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self._log
             )
         except OSError as error:
+            self._events.close()
             self._log.close()
             raise CheckError(f"cannot start the checking process: {error}") from error
-        self._lines: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        finally:
+            theirs.close()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        self._events.close()
         with suppress(subprocess.TimeoutExpired):  # a hanging kernel may delay its end
             self._process.wait(_END_S)
         self._log.close()
@@ -127,64 +121,35 @@ class _Checker:
 
         Otherwise the last case has ended the process, or hangs and must be killed with it.
         """
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            pickle.dump(self._request, self._process.stdin)
-            self._process.stdin.flush()
+        with suppress(OSError):  # why it has ended is found below
+            self._events.send(self._request)
         while True:
             begun = self._next(self._patience.begin)
-            if begun is None or begun["event"] == "over":
+            if not isinstance(begun, Outcome):
                 if begun is None:
                     raise CheckError(f"the checking process {self._why()}")
-                return True
-            tell(f"{begun['piece']}: {begun['name']}")
-            outcome, goes_on = self._outcome(
-                Outcome(Piece(begun["piece"]), begun["name"], begun["rows"], "good")
-            )
-            outcomes.append(outcome)
-            if not goes_on:
-                return False
-
-    def _outcome(self, case: Outcome) -> tuple[Outcome, bool]:
-        """The outcome of a case that has begun, and whether the process goes on."""
-        came = self._next(self._patience.compile)
-        if came is not None and came["event"] == "compiled":
-            came = self._next(self._patience.run)
-        if came is None:
+                return begun == "over"
+            tell(f"{begun.piece}: {begun.name}")
+            found = self._next(self._patience.compile)
+            if found == "compiled":
+                found = self._next(self._patience.run)
+            if isinstance(found, Outcome):
+                outcomes.append(found)
+                continue
             state: State = "hung" if self._process.poll() is None else "crashed"
-            return replace(case, state=state, why=self._why()), False
-        if came["event"] == "failed":
-            state = "unchecked" if came["is_memory"] else "crashed"
-            return replace(case, state=state, why=came["why"]), not came["is_fatal"]
-        state, why = "good", ""
-        if came["distance"] > 1:
-            state, why = "wrong", f"{came['distance']:.3g} times as far off as rounding explains"
-        times = {name: came[name] for name in ("own_s", "plain_s")}
-        return replace(case, state=state, why=why, **times), True
+            outcomes.append(replace(begun, state=state, why=self._why()))
+            return False
 
-    def _next(self, seconds: float) -> dict[str, Any] | None:
+    def _next(self, seconds: float) -> Event | None:
         """The next event; None if none comes in time, or the process has ended."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return None
-            if not line:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_S)
-                return None
-            with suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
-                    return event
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stdout:
-            for line in stdout:
-                self._lines.put(line)
-        self._lines.put(b"")
+        try:
+            if self._events.poll(seconds):
+                event: Event = self._events.recv()
+                return event
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        return None
 
     def _why(self) -> str:
         """Why the process gives no events: its exit status and the last line of its stderr."""
