@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from checkpoints import VOCAB_SIZE, random_values, tiny_config
-from drafting import FullLengths, eager
+from drafting import eager
 from heads import load_beside
 from safetensors.torch import save_file
 
 from localllm.drafting.assistant_drafter import AssistantDrafter
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.speculator import Speculator
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import Architecture
 from localllm.model.assistant import find_assistant
@@ -134,4 +134,4 @@ def assistant_speculator(
     """An assistant drafts whatever becomes of it; `kv_cache`: its target's."""
     own_tap, tap = assistant.architecture.num_layers, target.architecture.num_layers
     runner = ModelRunner(assistant, cache_seen(assistant, kv_cache), taps=(own_tap,))
-    return eager(AssistantDrafter(runner, (tap,), 256), FullLengths(1), max_draft)
+    return eager(AssistantDrafter(runner, (tap,), 256), max_draft)

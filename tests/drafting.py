@@ -1,4 +1,4 @@
-"""Drafters for tests: one that knows the answers and errs at times, lengths that never learn."""
+"""Drafters for tests: one that knows the answers and errs at times, a policy that never learns."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,11 +7,11 @@ from random import Random
 
 import torch
 
-from localllm.drafting.draft_lengths import Candidate, DraftLengths, Offer
 from localllm.drafting.draft_model import DraftModel
+from localllm.drafting.draft_policy import DraftPolicy, Plan, Proposals
 from localllm.drafting.drafter import Drafter, Proposal
 from localllm.drafting.ngram import NgramDrafter
-from localllm.drafting.speculation import Proposer, Speculator
+from localllm.drafting.speculator import PlannedStep, Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import SlotSizes
@@ -21,32 +21,36 @@ from localllm.operators.device import Device
 from localllm.schedule.request import Request
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.scheduler import ScheduledBatch, SchedulerConfig
+from localllm.schedule.step_clock import StepClock
 
 VOCAB_SIZE = 259
 
 
-class FullLengths(DraftLengths):
-    """Whole proposals, whatever becomes of them."""
+class EagerPolicy(DraftPolicy):
+    """Whole proposals, whatever becomes of them: of each request the longest one."""
 
-    def offer(
-        self,
-        num_rows: int,
-        num_decoding: int,
-        candidates: Sequence[Candidate | None],
-        most: int,
-        *,
-        goes_on: bool = False,
-    ) -> Offer:
-        counts = [0 if each is None else each.num_tokens for each in candidates]
-        # The same chance for all, so that the dearest drafter with a proposal wins.
-        ranked = [(1.0, i) for i, count in enumerate(counts) for _ in range(count)]
-        return Offer([[1.0] * count for count in counts], ranked, len(ranked), len(ranked))
+    is_asking = True
 
-    def plain_seconds(self, num_rows: int) -> float | None:
-        return None
+    def asked(self, size: int, *, is_measured: bool = True) -> list[int]:
+        return list(range(len(self.accounts))) if self.is_asking else []
 
-    def knows_enough(self, num_rows: int) -> bool:
-        return True
+    def idle_steps(self, size: int) -> int:
+        return 0
+
+    def plan(
+        self, size: int, proposals: Proposals, most: int, *, is_measured: bool = True
+    ) -> Plan | None:
+        drafts = dict[Request, tuple[int, int]]()
+        for number, own in proposals.items():
+            for request, proposal in own.items():
+                count = len(proposal.token_ids)
+                if count >= drafts.get(request, (0, 0))[1]:
+                    drafts[request] = number, count
+        for request, (number, count) in drafts.items():
+            drafts[request] = number, min(count, most)
+            most -= min(count, most)
+        drafts = {request: each for request, each in drafts.items() if each[1]}
+        return Plan(max(by for by, _ in drafts.values()), drafts, {}, 1.0) if drafts else None
 
 
 @dataclass
@@ -79,47 +83,49 @@ class EagerSpeculator(Speculator):
         self,
         proposers: Sequence[Proposer],
         max_draft: int,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: StepClock | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(proposers, max_draft, clock)
+        super().__init__(proposers, max_draft, clock, now)
+        self._policy: EagerPolicy = EagerPolicy([False] * len(proposers), StepClock())
         self._random = Random(0)
 
-    def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
-        self._num_quiet = 0
-        return super().propose(running, budget)
+    def plan(
+        self, running: Sequence[Request], *, is_ahead: bool = False
+    ) -> Mapping[Request, Sequence[int]] | None:
+        self._policy.is_asking = not is_ahead or self._random.random() < 0.8
+        return super().plan(running, is_ahead=is_ahead)
 
-    def wants_ids(self) -> bool:
-        return self._random.random() < 0.8
 
-
-class Proposals(EagerSpeculator):
+class KeptDrafts(EagerSpeculator):
     """Keeps what was drafted, by the text before it."""
 
     drafts: dict[tuple[int, ...], list[int]]
 
-    def complete(self, batch: ScheduledBatch) -> None:
-        super().complete(batch)
+    def fill(self, batch: ScheduledBatch) -> PlannedStep | None:
+        planned = super().fill(batch)
         self.drafts = getattr(self, "drafts", {})
         for entry in batch.requests:
             if entry.draft:
                 self.drafts[tuple(entry.request.token_ids)] = list(entry.draft)
+        return planned
 
 
-def eager(drafter: Drafter, lengths: DraftLengths, max_draft: int) -> EagerSpeculator:
+def eager(drafter: Drafter, max_draft: int) -> EagerSpeculator:
     """With one drafter."""
-    return EagerSpeculator([Proposer("test", drafter, lengths)], max_draft)
+    return EagerSpeculator([Proposer("test", drafter)], max_draft)
 
 
 def ngram_speculator(max_draft: int, min_match: int = 1) -> Speculator:
     """Whatever has stood before is drafted, as long as allowed."""
     drafter = NgramDrafter(min_match, 6)
-    return eager(drafter, FullLengths(7), max_draft)
+    return eager(drafter, max_draft)
 
 
 def oracle_speculator(
     answer: Callable[[Request], Sequence[int]], error_rate: float, max_draft: int
 ) -> Speculator:
-    return eager(Oracle(answer, error_rate), FullLengths(1), max_draft)
+    return eager(Oracle(answer, error_rate), max_draft)
 
 
 def model_speculator(
@@ -146,7 +152,7 @@ def model_speculator(
         limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")
         runner = DeviceRunner(draft, kv_cache, device, limits, 256, tables=tables)
     drafter = DraftModel(runner, kv_cache, 256, max_tokens, table)
-    return eager(drafter, FullLengths(1), max_draft)
+    return eager(drafter, max_draft)
 
 
 def together(*speculators: Speculator) -> Speculator:

@@ -16,7 +16,7 @@ from checkpoints import tiny_config, write_checkpoint
 from every_family import EVERY_FAMILY, WITH_EXPERTS
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.five_calls import AnySpeculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.model_runner import ModelRunner
@@ -85,9 +85,9 @@ class Limits:
     overlaps: bool = False
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
-    speculator: Callable[[], Speculator] | None = None
+    speculator: Callable[[], AnySpeculator] | None = None
     # One that drafts from the model's own cache.
-    reader: Callable[[PagedKVCache], Speculator] | None = None
+    reader: Callable[[PagedKVCache], AnySpeculator] | None = None
     pools: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()

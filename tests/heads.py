@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from checkpoints import random_values, stacked, write_checkpoint
-from drafting import FullLengths, eager
+from drafting import eager
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from whole_text import whole_text
 
 from localllm.drafting.head_drafter import HeadDrafter
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.speculator import Speculator
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -307,4 +307,4 @@ def head_speculator(
     own_tap = 0 if head.join is not None and head.join.fusion is not None else 1
     runner = ModelRunner(head, cache, tables=[table] * len(cache.stacks), taps=(own_tap,))
     drafter = head_drafter(runner, target, head, num_blocks, block_size, max_tokens, table, cache)
-    return eager(drafter, FullLengths(1), max_draft)
+    return eager(drafter, max_draft)

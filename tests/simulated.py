@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from scheduling import make_scheduler
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.five_calls import AnySpeculator
+from localllm.drafting.speculator import PlannedStep, StepOutcome
 from localllm.engine.sampler import accept_draft
 from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
@@ -33,14 +34,11 @@ class Launched(NamedTuple):
 
     batch: ScheduledBatch
     seconds: float
-    is_watched: bool
-    has_waited: bool
-    is_usual: bool
-    has_looked: bool
+    planned: PlannedStep | None
 
 
 def simulate(
-    speculator: Speculator,
+    speculator: AnySpeculator,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     step_seconds: Callable[[int], float],
     token_seconds: float = 0.0,
@@ -67,7 +65,6 @@ def simulate(
         )
         answers[request] = answer
         scheduler.add(request)
-        speculator.add(request)
     found = Simulated()
 
     def collect(launched: Launched) -> None:
@@ -79,15 +76,7 @@ def simulate(
                 rest += [0] * (entry.num_samples - len(rest))
                 sampled.append(accept_draft(entry.draft, map(SampledToken, rest)))
         scheduler.update(batch, sampled)
-        if launched.is_watched:
-            speculator.learn(
-                batch,
-                sampled,
-                launched.seconds,
-                launched.has_waited,
-                is_usual=launched.is_usual,
-                has_looked=launched.has_looked,
-            )
+        speculator.learn(StepOutcome(batch, sampled, launched.seconds, launched.planned))
         if len(batch.requests) == sum(entry.known_end - entry.start for entry in batch.requests):
             found.seconds += launched.seconds
             found.num_steps += 1
@@ -98,30 +87,21 @@ def simulate(
 
     in_flight: Launched | None = None
     while scheduler.has_unfinished():
-        has_waited = in_flight is not None and speculator.wants_ids()
-        if in_flight is not None and has_waited:
+        drafts = speculator.plan(scheduler.running, is_ahead=in_flight is not None)
+        has_waited = drafts is None
+        if has_waited and in_flight is not None:
             collect(in_flight)
             in_flight = None
-        batch = scheduler.schedule(speculator.propose(scheduler.running, 1024))
+            drafts = speculator.plan(scheduler.running)
+        batch = scheduler.schedule(drafts)
         before, in_flight = in_flight, None
         if batch.requests:
-            is_watched = speculator.is_watching
-            if is_watched:
-                speculator.complete(batch)
+            planned = speculator.fill(batch)
             num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
-            speculator.see(batch, [torch.zeros(num_rows, 1)])
-            if is_watched:
-                speculator.work(batch)
+            speculator.beside(batch, [torch.zeros(num_rows, 1)])
             longest = max((len(entry.draft) for entry in batch.requests), default=0)
             seconds = step_seconds(num_rows) + token_seconds * longest + wait_seconds * has_waited
-            launched = Launched(
-                batch,
-                seconds,
-                is_watched,
-                has_waited,
-                is_usual=not (is_watched and speculator.took_more),
-                has_looked=is_watched and speculator.is_looking,
-            )
+            launched = Launched(batch, seconds, planned)
             if overlaps:
                 in_flight = launched
             else:

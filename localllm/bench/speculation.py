@@ -13,7 +13,7 @@ from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
 from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.five_calls import AnySpeculator
 from localllm.drafting.suffix_index import SuffixIndex
 from localllm.engine.engine import Engine
 from localllm.hub.catalog import BUILT_IN_MODEL
@@ -127,7 +127,7 @@ class SpeculationSuite(Suite):
     def _run_pairs(
         self,
         drafters: str,
-        speculator: Speculator,
+        speculator: AnySpeculator,
         script: Script,
         batch: int,
         progress: Callable[[str], None],
@@ -219,7 +219,7 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 
 
 def run_script(
-    engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
+    engine: Engine, speculator: AnySpeculator | None, script: Script, batch: int, number: int = 0
 ) -> Run:
     """Let `batch` requests output the answer; timed from when all have their first token. See
     `begin_script`.
@@ -243,7 +243,7 @@ def run_script(
 
 def begin_script(
     engine: Engine,
-    speculator: Speculator | None,
+    speculator: AnySpeculator | None,
     script: Script,
     batch: int,
     number: int,

@@ -2,10 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.five_calls import AnySpeculator
+from localllm.drafting.speculator import StepOutcome
 from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
@@ -40,7 +41,7 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         limits: EngineLimits,
-        speculator: Speculator | None = None,
+        speculator: AnySpeculator | None = None,
         prefix_disk: PrefixDisk | None = None,
         pacer: Pacer | None = None,
         pooler: Pooler | None = None,
@@ -68,7 +69,7 @@ class Engine:
         self,
         *,
         scheduler: Scheduler | None = None,
-        speculator: Speculator | None = None,
+        speculator: AnySpeculator | None = None,
         wrap: Callable[[Runner], Runner] = lambda runner: runner,
         pacer: Pacer | None = None,
     ) -> "Engine":
@@ -163,8 +164,6 @@ class Engine:
             )
             first = first or request
             self.scheduler.add(request)
-            if self.speculator:
-                self.speculator.add(request)
         return request_id
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
@@ -255,14 +254,16 @@ class Engine:
         began_s = time.perf_counter() - self._learned_s  # learning is part of what drafts cost
         self._learned_s = 0.0
         events: list[TokenEvent] = []
-        has_waited = False
-        if in_flight:
-            has_waited = self.speculator is not None and self.speculator.wants_ids()
-            if has_waited or self._follows_grammars():
-                events, in_flight = self._settle(), None
-        batch = self._schedule()
+        # The allowed next tokens, and drafts, may depend on ids that are still in flight.
+        if in_flight and self._follows_grammars():
+            events, in_flight = self._settle(), None
+        batch = self._schedule(is_ahead=in_flight is not None)
+        if batch is None:
+            events, in_flight = self._settle(), None
+            batch = self._schedule(is_ahead=False)
+            assert batch is not None
         try:
-            started = self._launch(batch, began_s, has_waited)
+            started = self._launch(batch, began_s)
         except BaseException as error:
             self.scheduler.roll_back(batch)
             if is_out_of_memory(error):
@@ -282,40 +283,39 @@ class Engine:
         return self._collect(self._take_in_flight())
 
     def _follows_grammars(self) -> bool:
-        """Whether the allowed next tokens depend on ids that are still in flight."""
+        """Whether a grammar limits what some request says."""
         return any(request.matcher is not None for request in self.scheduler.running)
 
-    def _schedule(self) -> ScheduledBatch:
-        """The next batch, with drafts if there is a speculator."""
+    def _schedule(self, *, is_ahead: bool) -> ScheduledBatch | None:
+        """The next batch, with drafts if there is a speculator; None if it wants to wait for the
+        batch in flight, as which this one is scheduled `is_ahead` of.
+        """
         budget = self.scheduler.config.max_num_batched_tokens
+        running = self.scheduler.running
+        resting = self._grammar_turns.resting(running)
+        if resting:
+            running = [request for request in running if request not in resting]
+        drafts: Mapping[Request, Sequence[int]] | None = {}
+        if self.speculator is not None:
+            drafts = self.speculator.plan(running, is_ahead=is_ahead)
+        if drafts is None:
+            return None
         part = None
         if self._pacer is not None:
             if self.scheduler.answers_somebody:
                 part = self._pacer.part(budget)
             else:
                 self._pacer.rest()
-        running = self.scheduler.running
-        resting = self._grammar_turns.resting(running)
-        if self.speculator is None:
-            return self.scheduler.schedule(None, part, resting)
-        if resting:
-            running = [request for request in running if request not in resting]
-        return self.scheduler.schedule(self.speculator.propose(running, budget), part, resting)
+        return self.scheduler.schedule(drafts, part, resting)
 
-    def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> InFlight | None:
+    def _launch(self, batch: ScheduledBatch, began_s: float) -> InFlight | None:
         """Start to compute a batch; None if it is empty."""
         if not batch.requests:
             return None
-        if self.speculator is None or not self.speculator.is_watching:
-            launched = self._runner.launch(batch)
-            self._show(batch, launched.hidden)
-            return InFlight(batch, launched, began_s, has_waited, False)
-        self.speculator.complete(batch)
+        planned = None if self.speculator is None else self.speculator.fill(batch)
         launched = self._runner.launch(batch)
         self._show(batch, launched.hidden)
-        self.speculator.work(batch)
-        is_usual, has_looked = not self.speculator.took_more, self.speculator.is_looking
-        return InFlight(batch, launched, began_s, has_waited, True, is_usual, has_looked)
+        return InFlight(batch, launched, began_s, planned)
 
     def _show(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to who needs them."""
@@ -327,7 +327,7 @@ class Engine:
             *hidden, last = hidden
             self._pooler.see(batch, last)
         if self.speculator is not None:
-            self.speculator.see(batch, hidden)
+            self.speculator.beside(batch, hidden)
 
     def _with_pooled(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
         """Add what was pooled to the last events of requests that ended."""
@@ -394,16 +394,8 @@ class Engine:
         if self._pacer:
             _pace(self._pacer, due.batch, seconds)
         if self.speculator:
-            if due.is_watched:
-                self.speculator.learn(
-                    due.batch,
-                    sampled,
-                    seconds,
-                    due.has_waited,
-                    is_usual=due.is_usual,
-                    has_looked=due.has_looked,
-                )
-                self._learned_s = time.perf_counter() - now
+            self.speculator.learn(StepOutcome(due.batch, sampled, seconds, due.planned))
+            self._learned_s = time.perf_counter() - now
             events = self._with_drafts(due.batch, events)
         return events
 
@@ -427,9 +419,7 @@ class Engine:
         """The drafts of a request that has ended, which is then forgotten."""
         if self.speculator is None:
             return ()
-        counts = self.speculator.counts(request)
-        self.speculator.forget(request)
-        return counts
+        return self.speculator.forget(request)
 
     def _roll_back(self, started: InFlight | None) -> None:
         if started is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from localllm.drafting.speculator import PlannedStep
 from localllm.errors import DeviceError
 from localllm.schedule.request import TokenEvent
 from localllm.schedule.runner import Launched
@@ -11,20 +12,12 @@ from localllm.schedule.scheduler import ScheduledBatch
 
 
 class InFlight(NamedTuple):
-    """A batch that is being computed.
-
-    `has_waited`: its step first waited for the previous batch, to draft from its ids;
-    `is_watched`: the speculator learns from it; `is_usual`: its drafts took no longer than those of
-    later steps will; `has_looked`: there was a look for drafts before it.
-    """
+    """A batch that is being computed. `planned`: what the speculator remembers of it."""
 
     batch: ScheduledBatch
     launched: Launched
     began_s: float
-    has_waited: bool
-    is_watched: bool
-    is_usual: bool = True
-    has_looked: bool = False
+    planned: PlannedStep | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.five_calls import with_older_policy
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_decoder import LoadedDecoder, load_decoder
@@ -62,7 +62,10 @@ def build_engine(
     is_fixed = threads.is_fixed or not products_ignore_threads(loaded.dtype)
     count = ThreadCount(threads.most, is_fixed=is_fixed)
     proposers = proposers_for(loaded, kv_cache, config, scheduling, draft)
-    speculator = Speculator(proposers, config.speculation.max_draft) if proposers else None
+    speculator = None
+    if proposers:
+        speculation = config.speculation
+        speculator = with_older_policy(proposers, speculation.max_draft, speculation.max_match)
     pooler = Pooler(loaded.model) if config.pools else None
     taps = [*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ())]
     runner = make_runner(loaded, kv_cache, scheduling, plan.max_model_len, count, taps=taps)

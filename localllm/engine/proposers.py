@@ -4,21 +4,16 @@ from dataclasses import replace
 from functools import partial
 
 from localllm.drafting.assistant_drafter import AssistantDrafter
-from localllm.drafting.draft_lengths import DraftLengths
 from localllm.drafting.draft_model import DraftModel
 from localllm.drafting.drafter import Drafter
 from localllm.drafting.head_drafter import HeadDrafter
 from localllm.drafting.ngram import NgramDrafter
-from localllm.drafting.speculation import Proposer
+from localllm.drafting.speculator import Proposer
 from localllm.engine.config import EngineConfig
 from localllm.engine.loaded_decoder import LoadedDecoder, LoadedHead
 from localllm.engine.runners import allocate, make_runner
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.scheduler import SchedulerConfig
-from localllm.schedule.step_times import StepTimes
-
-# Depths of a head's drafts whose acceptances are told apart.
-_HEAD_DEPTHS = 4
 
 
 def proposers_for(
@@ -29,12 +24,11 @@ def proposers_for(
     draft: LoadedDecoder | None,
 ) -> list[Proposer]:
     """Who drafts for a decoder, from the cheapest to the dearest."""
-    speculation, plain = config.speculation, StepTimes()
+    speculation = config.speculation
     found = list[Proposer]()
     if speculation.has("ngram"):
         ngrams = NgramDrafter(speculation.min_match, speculation.max_match)
-        lengths = DraftLengths(speculation.max_match + 1, plain)
-        found.append(Proposer("n-grams", ngrams, lengths))
+        found.append(Proposer("n-grams", ngrams))
     if loaded.head is None and draft is None:
         return found
     groups = loaded.plan.groups
@@ -46,11 +40,10 @@ def proposers_for(
             head = _assistant_drafter(loaded, loaded.head, kv_cache, scheduling)
         else:
             head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
-        lengths = DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)
-        found.append(Proposer(loaded.head.found.kind, head, lengths))
+        found.append(Proposer(loaded.head.found.kind, head))
     if draft is not None:
         smaller = _model_drafter(loaded, draft, config, scheduling, num_blocks, table)
-        found.append(Proposer("draft model", smaller, DraftLengths(1, plain, has_matches=False)))
+        found.append(Proposer("draft model", smaller))
     return found
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from assistants import cache_seen, random_assistant
-from drafting import FullLengths, Proposals
+from drafting import KeptDrafts
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 
 from localllm.drafting.assistant_drafter import AssistantDrafter
-from localllm.drafting.speculation import Proposer, Speculator
+from localllm.drafting.speculator import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.model_runner import ModelRunner
 from localllm.model.decoder import DecoderModel
@@ -34,12 +34,12 @@ def drafts_of(
     max_tokens: int = 12,
 ) -> Drafts:
     """What is drafted behind each text, with all prompts in one engine."""
-    assistant, made = random_assistant(model), list[Proposals]()
+    assistant, made = random_assistant(model), list[KeptDrafts]()
 
     def new(cache: PagedKVCache) -> Speculator:
         runner = new_runner(assistant, cache_seen(assistant, cache))
         drafter = AssistantDrafter(runner, (model.architecture.num_layers,), 256)
-        made.append(Proposals([Proposer("test", drafter, FullLengths(1))], 3))
+        made.append(KeptDrafts([Proposer("test", drafter)], 3))
         return made[0]
 
     engine = make_engine(model, replace(limits, reader=new))

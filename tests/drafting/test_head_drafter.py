@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafting import FullLengths, Proposals, eager
+from drafting import KeptDrafts, eager
 from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
@@ -14,7 +14,7 @@ from heads import FUSED_TAPS, CheckedHead, head_cache, head_drafter, random_head
 from recording_device import RecordingDevice
 from whole_text import whole_text
 
-from localllm.drafting.speculation import Proposer
+from localllm.drafting.speculator import Proposer
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.model_runner import ModelRunner
@@ -73,7 +73,7 @@ def checked_engine(
     )
     engine = make_engine(
         model,
-        replace(limits, speculator=lambda: eager(drafter, FullLengths(1), 4)),
+        replace(limits, speculator=lambda: eager(drafter, 4)),
     )
     return engine, runner
 
@@ -190,7 +190,7 @@ def run_with_head(
     drafter = head_drafter(
         runner, model, head, limits.num_blocks, 16, limits.max_num_batched_tokens, kv_cache=cache
     )
-    speculator = Proposals([Proposer("head", drafter, FullLengths(1))], 3)
+    speculator = KeptDrafts([Proposer("head", drafter)], 3)
     engine = make_engine(
         model,
         replace(limits, speculator=lambda: speculator),

@@ -1,8 +1,7 @@
-"""Drafting on machines whose steps take what a function says: it gains where it can, and nowhere
-loses more than what it takes to find that out.
+"""The older policy on machines whose steps take what a function says: it gains where it can, and
+nowhere loses more than what it takes to find that out.
 """
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from random import Random
@@ -11,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 from drafting import Oracle
-from engines import Limits, load_tiny_model, make_engine
 from scheduling import make_request
-from simulated import simulate
+from simulated import Simulated
+from simulated import simulate as simulate_calls
 
 from localllm.drafting.assistant_drafter import AssistantDrafter
 from localllm.drafting.draft_lengths import MARGIN, DraftHistory, DraftLengths
 from localllm.drafting.draft_model import DraftModel
 from localllm.drafting.drafter import Drafter, Proposal
+from localllm.drafting.five_calls import FiveCalls
 from localllm.drafting.head_drafter import HeadDrafter
 from localllm.drafting.ngram import NgramDrafter
 from localllm.drafting.speculation import MAX_DRAFTED_TOKENS, Proposer, Speculator
 from localllm.schedule.request import Request
 from localllm.schedule.runner import Computed, HeadDraft
-from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.schedule.step_times import StepTimes
 
@@ -36,6 +35,10 @@ MACHINES: dict[str, Callable[[int], float]] = {
     "nothing but arithmetic": lambda rows: 3e-3 * rows,
     "a cliff": lambda rows: 1e-3 + 4e-3 * (rows > 1) + 1e-5 * rows,
 }
+
+
+def simulate(speculator: Speculator, *args: Any, **more: Any) -> Simulated:
+    return simulate_calls(FiveCalls(speculator), *args, **more)
 
 
 def new_speculator() -> Speculator:
@@ -758,19 +761,3 @@ def test_a_head_is_not_asked_while_text_is_copied() -> None:
     found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 5e-5)
     assert found.speedup > 8
     assert head.num_asked < 0.15 * found.num_steps, head.num_asked
-
-
-def test_the_time_of_learning_counts_as_the_next_step_s() -> None:
-    speculator, seconds = new_speculator(), list[float]()
-
-    def learn(batch: ScheduledBatch, sampled: Any, step_s: float, *rest: Any, **more: Any) -> None:
-        seconds.append(step_s)
-        time.sleep(0.05)
-
-    speculator.learn = learn  # type: ignore[method-assign]
-    engine = make_engine(load_tiny_model("LlamaForCausalLM"), Limits(speculator=lambda: speculator))
-    engine.add_request([5, 6, 7, 8], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
-    while engine.has_unfinished():
-        engine.step()
-    assert len(seconds) == 4
-    assert min(seconds[1:]) > 0.05

@@ -19,13 +19,12 @@ from typing import Any, TypeVar
 
 import torch
 import triton
-from drafting import FullLengths
+from drafting import eager
 from engines import VOCAB_SIZE, add
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from localllm.drafting.ngram import NgramDrafter
-from localllm.drafting.speculation import Proposer, Speculator
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.model.families.table import architecture_of
@@ -141,7 +140,7 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
     cache = PagedKVCache.allocate(architecture, [2000], 16, torch.bfloat16, device)
     runner = DeviceRunner(model, cache, NoDevice(), scheduling, CONTEXT)
     limits = EngineLimits(VOCAB_SIZE, CONTEXT, CONTEXT, frozenset())
-    speculator = Speculator([Proposer("n-grams", NgramDrafter(2, 8), FullLengths(9))], 15)
+    speculator = eager(NgramDrafter(2, 8), 15)
     return Engine(
         runner, Scheduler(scheduling, [BlockGroup(BlockPool(2000), 16)]), limits, speculator
     )

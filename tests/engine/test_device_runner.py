@@ -9,7 +9,7 @@ from engines import Limits, add, checked_step, load_tiny_model, make_engine, run
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.speculator import Speculator
 from localllm.engine.engine import Engine
 from localllm.model.decoder import DecoderModel
 from localllm.operators.device import CaptureError

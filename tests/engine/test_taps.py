@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from drafting import FullLengths, Oracle, eager
+from drafting import Oracle, eager
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 from torch import Tensor
 from whole_text import whole_text
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.speculator import Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 from localllm.schedule.request import Request
@@ -69,7 +69,7 @@ def watch(model: DecoderModel, limits: Callable[..., Limits]) -> dict[int, list[
     watcher = Watcher(answer, 0.3)
 
     def speculator() -> Speculator:
-        return eager(watcher, FullLengths(1), 3)
+        return eager(watcher, 3)
 
     engine = make_engine(model, limits(speculator=speculator))
     texts: dict[int, list[int]] = {}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from assistants import KINDS, NUM_ACTIVE, NUM_CLUSTERS, found_in, write_assistant
 from checkpoints import VOCAB_SIZE, tiny_config, write_checkpoint
-from drafting import FullLengths, eager
+from drafting import eager
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -152,7 +152,7 @@ def test_an_assistant_drafts_as_in_transformers(
         return logits
 
     runner.forward = recorded
-    engine = engine.beside(speculator=eager(drafter, FullLengths(1), DEPTH))
+    engine = engine.beside(speculator=eager(drafter, DEPTH))
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     for _ in range(2):
         for prompt in PROMPTS:

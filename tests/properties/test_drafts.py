@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from assistants import assistant_speculator, random_assistant
 from drafting import (
-    FullLengths,
     eager,
     model_speculator,
     ngram_speculator,
@@ -32,7 +31,7 @@ from properties.test_exactness import (
 )
 from seeds import drawn
 
-from localllm.drafting.speculation import Speculator
+from localllm.drafting.speculator import Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.schedule.request import Request as EngineRequest
 from localllm.schedule.request import TokenEvent
@@ -111,7 +110,7 @@ def speculator_of(
         size, overlaps = limits.block_size, limits.overlaps
         runner = CheckedHead(exact, answer, error_rate, size, table, overlaps)
         drafter = head_drafter(runner, model, head, *blocks, tokens, table)
-        return lambda: eager(drafter, FullLengths(1), max_draft)
+        return lambda: eager(drafter, max_draft)
     return lambda: oracle_speculator(answer, error_rate, max_draft)
 
 

@@ -1,35 +1,43 @@
 """What drafts gain where the machine's speed changes from second to second.
 
     python tools/bench/drafts_in_turns.py [--script "own words, sampled"] [--drafters head]
-        [--batch 16] [-n 100] [-p 300] [-r 20] [--text BOOK ...]
+        [--policies account] [--batch 16] [-n 100] [-p 300] [-r 20] [--temperature 0.7]
+        [--text BOOK ...] [--cpu-time]
 
-`localllm bench --spec` lets one run follow the other. Here an engine that drafts and one that does
-not take turns of eight steps, so that both see the same spells of the machine, and each one's steps
-are timed. Runs of the same engine against itself (`--drafters none`) then give 1.00 within 0.02,
-where whole runs gave 0.86 to 1.20. The interval holds 95 of 100 samples of the pairs, drawn again
-(Efron 1979, "Bootstrap methods"). For the built-in model, on a CPU, where steps do not overlap.
+`localllm bench --spec` lets one run follow the other. Here engines that draft, one for each policy,
+and one that does not take turns of eight steps, so that all see the same spells of the machine, and
+each one's steps are timed. Runs of the same engine against itself (`--drafters none`) then give
+1.00 within 0.02, where whole runs gave 0.86 to 1.20. The interval holds 95 of 100 samples of the
+pairs, drawn again (Efron 1979, "Bootstrap methods"). `--cpu-time`: times are the CPU's of one
+thread, for a machine on which many processes wait for each other; the policies see these, too. For
+the built-in model, on a CPU, where steps do not overlap.
 """
 
 import argparse
 import random
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from localllm.bench.speculation import begin_script, make_scripts
-from localllm.bench.subject import open_subject
-from localllm.drafting.speculation import Speculator
+from localllm.bench.speculation import Script, begin_script, make_scripts
+from localllm.bench.subject import Subject, open_subject
+from localllm.drafting.five_calls import AnySpeculator, with_older_policy
+from localllm.drafting.speculation_config import SpeculationConfig
+from localllm.drafting.speculator import Proposer, Speculator
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.schedule.scheduler import Scheduler
 
 _TURN, _SAMPLES = 8, 2000
+_SPECULATION = SpeculationConfig()
 
 
-def run_pair(engines: list[Engine]) -> list[float]:
-    """The seconds of each engine's steps, in turns, the one with fewer tokens first."""
-    seconds, tokens = [0.0, 0.0], [0, 0]
-    left = {0, 1}
+def run_in_turns(engines: Sequence[Engine]) -> list[float]:
+    """The seconds of each engine's steps, in turns, the one with the fewest tokens first."""
+    seconds, tokens = [0.0] * len(engines), [0] * len(engines)
+    left = set(range(len(engines)))
     while left:
         at = min(left, key=lambda each: tokens[each])
         for _ in range(_TURN):
@@ -42,63 +50,105 @@ def run_pair(engines: list[Engine]) -> list[float]:
     return seconds
 
 
-def times_as_fast(pairs: list[list[float]]) -> float:
-    """Of the sums of all pairs."""
-    return sum(plain for plain, _ in pairs) / sum(drafting for _, drafting in pairs)
+def new_speculator(policy: str, proposers: Sequence[Proposer]) -> AnySpeculator | None:
+    """One that knows nothing yet; None for the policy "none"."""
+    own = [each._replace(drafter=each.drafter.renewed()) for each in proposers]
+    most = _SPECULATION.max_draft
+    if not own or policy == "none":
+        return None
+    if policy == "older":
+        return with_older_policy(own, most, _SPECULATION.max_match)
+    return Speculator(own, most)
 
 
-def main() -> int:
-    """Print each pair as it ends, and what all give together."""
+def measure(
+    subject: Subject,
+    script: Script,
+    speculators: Sequence[AnySpeculator | None],
+    args: argparse.Namespace,
+) -> list[list[float]]:
+    """The seconds of each speculator, of each run but the first, which measures step times."""
+    own, found, known = subject.engine.scheduler, list[list[float]](), list(speculators)
+    for number in range(args.repeats + 1):
+        order = list(range(len(known)))
+        random.Random(number).shuffle(order)
+        known = [None if each is None else each.renewed() for each in known]
+        engines: dict[int, Engine] = {}
+        for at in order:
+            # Each has a scheduler of its own, and computes its own prompts.
+            salt = f"{number} {at}".encode()
+            mine = Scheduler(own.config, own.groups)
+            engines[at] = begin_script(
+                subject.engine, known[at], script, args.batch, number, salt, mine
+            )
+        seconds = run_in_turns([engines[at] for at in range(len(known))])
+        if number:
+            found.append(seconds)
+    return found
+
+
+def interval(runs: Sequence[Sequence[float]], at: int, against: int) -> str:
+    """How many times as fast one is as another."""
+
+    def ratio(some: Sequence[Sequence[float]]) -> float:
+        return sum(each[against] for each in some) / sum(each[at] for each in some)
+
+    rng = random.Random(0)
+    found = sorted(ratio(rng.choices(runs, k=len(runs))) for _ in range(_SAMPLES))
+    low, high = found[_SAMPLES // 40], found[-_SAMPLES // 40]
+    return f"{ratio(runs):.3f} ({low:.3f} to {high:.3f})"
+
+
+def flags() -> argparse.Namespace:
+    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--script", default="own words, sampled")
-    parser.add_argument("--drafters", default="head", help="none, or as bench --spec names them")
+    parser.add_argument("--script", dest="scripts", action="append", default=[])
+    parser.add_argument("--drafters", action="append", default=[], help="none, or as bench names")
+    parser.add_argument("--policies", default="older", help="older, account, or both")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("-n", dest="num_tokens", type=int, default=100)
     parser.add_argument("-p", dest="num_prompt", type=int, default=300)
     parser.add_argument("-r", dest="repeats", type=int, default=20)
+    parser.add_argument("--temperature", type=float)
     parser.add_argument("--text", dest="texts", type=Path, action="append", default=[])
-    args = parser.parse_args()
+    parser.add_argument("--cpu-time", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print what each policy gives for each script and each group of drafters."""
+    args = flags()
+    if args.cpu_time:
+        time.perf_counter = time.process_time
+    policies = ["none", *(["older", "account"] if args.policies == "both" else [args.policies])]
     longest = args.num_prompt + args.num_tokens + 1
     config = EngineConfig(
-        max_num_seqs=args.batch, kv_cache_tokens=2 * args.batch * (longest + 64) + 8192
+        max_num_seqs=args.batch,
+        kv_cache_tokens=len(policies) * args.batch * (longest + 64) + 8192,
+        threads=1 if args.cpu_time else None,
     )
     subject = open_subject(None, config, longest)
     texts = [path.read_text(encoding="utf-8") for path in args.texts]
-    made = make_scripts(subject, args.num_tokens, 0, texts, args.num_prompt)
-    scripts = {script.name: script for script in made}
+    scripts = make_scripts(subject, args.num_tokens, 0, texts, args.num_prompt)
     assert subject.speculator is not None
-    parts: dict[str, Speculator | None] = {**subject.speculator.parts(), "none": None}
-    if args.script not in scripts or args.drafters not in parts:
-        parser.error(f"known: {'; '.join(scripts)}; drafters: {'; '.join(parts)}")
-    speculator, pairs = parts[args.drafters], list[list[float]]()
-    own = subject.engine.scheduler
-    for number in range(args.repeats + 1):
-        speculator = None if speculator is None else speculator.renewed()
-        order = [0, 1] if number % 2 else [1, 0]
-        engines: dict[int, Engine] = {}
-        for at in order:
-            # Each has a scheduler of its own, and computes its own prompts.
-            engines[at] = begin_script(
-                subject.engine,
-                speculator if at else None,
-                scripts[args.script],
-                args.batch,
-                number,
-                f"{number} {at}".encode(),
-                Scheduler(own.config, own.groups),
-            )
-        plain, drafting = run_pair([engines[0], engines[1]])
-        sys.stdout.write(f"{number:3d}  {plain / drafting:.3f}  {plain:.3f} s without\n")
-        sys.stdout.flush()
-        if number:  # the first one measures step times
-            pairs.append([plain, drafting])
-    rng = random.Random(0)
-    found = sorted(times_as_fast(rng.choices(pairs, k=len(pairs))) for _ in range(_SAMPLES))
-    low, high = found[_SAMPLES // 40], found[-_SAMPLES // 40]
-    sys.stdout.write(
-        f"{args.script}, {args.drafters}, batch {args.batch}: {times_as_fast(pairs):.3f} times as "
-        f"fast ({low:.3f} to {high:.3f})\n"
-    )
+    all_of_them = list(subject.speculator.proposers)
+    groups = {each.name: [each] for each in all_of_them}
+    groups |= {"together": all_of_them, "none": []}
+    wanted = args.scripts or ["own words, sampled"]
+    for script in [each for each in scripts if each.name in wanted]:
+        if args.temperature is not None and script.params.temperature:
+            params = replace(script.params, temperature=args.temperature)
+            script = replace(script, params=params)
+        for name in args.drafters or ["head"]:
+            speculators = [new_speculator(policy, groups[name]) for policy in policies]
+            runs = measure(subject, script, speculators, args)
+            line = f"{script.name}, {name}, batch {args.batch}:"
+            for at, policy in enumerate(policies[1:], start=1):
+                line += f" {policy} {interval(runs, at, 0)}"
+            if len(policies) == 3:
+                line += f"; account against older {interval(runs, 2, 1)}"
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
     return 0
 
 

@@ -1,0 +1,336 @@
+"""Who drafts in a step, and how many tokens: one gain and one account for each drafter.
+
+Among `size` requests that decode, D drafted tokens for each multiply the speed of decoding by
+
+    gain(D) = (1 + mean over the requests of the sum of p_i, i = 1..D) / (1 + f + s * D)
+
+p_i: the measured chance that the i-th drafted token and all before it are accepted (acceptance.py);
+f, s: the fixed and the marginal cost of verifying drafts, in plain steps (draft_cost.py). Source:
+Leviathan et al. 2023, theorem 3.8, for one request, one chance and f = 0.
+
+What a drafter has gained and lost stands in its account (draft_account.py): looks for drafts,
+trials, drafts that seemed to gain, the slow plain steps behind them, the time of waiting for ids.
+Who has nothing left does not draft, nor is it asked. So a drafter loses at most ACCOUNT_START, or
+ACCOUNT_MOST of what it has gained, and TRICKLE of the time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from localllm.drafting.acceptance import Draft
+from localllm.drafting.draft_account import (
+    MOST_CHARGED,
+    TRICKLE,
+    DraftAccount,
+)
+from localllm.drafting.draft_cost import FAST
+from localllm.drafting.drafter import Proposal
+from localllm.schedule.request import Request
+from localllm.schedule.step_clock import SETTLE_STEPS, StepClock
+
+# Steps of a trial: the first ones with drafts are slow.
+TRIAL_STEPS = 4
+
+# By drafter and request.
+Proposals = Mapping[int, Mapping[Request, Proposal]]
+
+
+class Plan(NamedTuple):
+    """The tokens to draft for each request, by whom, and the gain that they promise.
+
+    `drafter`: the dearest that drafts; `expected`: the accepted tokens of each request;
+    `is_trial`: they are drafted only to learn.
+    """
+
+    drafter: int
+    drafts: Mapping[Request, tuple[int, int]]
+    expected: Mapping[Request, float]
+    gain: float
+    is_trial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """What became of a step in which `size` requests decoded: the tokens of all, and its time.
+
+    `drafts`: by drafter; `looks`: the seconds that each drafter was asked for, which are in the
+    time; `has_waited`: the step waited for the one before it, to draft from its ids; `is_usual`: it
+    did nothing else, such as to catch up with a prompt.
+    """
+
+    size: int
+    num_tokens: int
+    seconds: float
+    drafts: Mapping[int, Sequence[Draft]] = field(default_factory=dict)
+    looks: Mapping[int, float] = field(default_factory=dict)
+    has_waited: bool = False
+    is_usual: bool = True
+
+
+class DraftPolicy:
+    """Plans the drafts of each step, and learns from what became of them."""
+
+    def __init__(self, is_cheap: Sequence[bool], clock: StepClock) -> None:
+        """`is_cheap`: of each drafter, see DraftAccount."""
+        self.accounts, self.clock = [DraftAccount(each) for each in is_cheap], clock
+        self._is_resting = False
+        # Who drafted last, and what the drafts that gave way to a trial would have gained.
+        self._last, self._rate = 0, 1.0
+        # Whose drafts promised the most in the newest step, if anyone's were worth it.
+        self._chosen: int | None = None
+        # The last plan of who looks for no matches, and in how many steps it was taken.
+        self._held: Plan | None = None
+        self._num_held = self._held_size = 0
+        # Since plain steps were measured: steps, tokens of a request, and time in plain steps.
+        self._num_steps, self._tokens, self._time = 0, 0.0, 0.0
+        # The steps of the last rest, and the plain steps that they took.
+        self._rest = (2 * SETTLE_STEPS, 2.0 * SETTLE_STEPS)
+        # By size, the least and the most that plain steps have taken.
+        self._range: dict[int, tuple[float, float]] = {}
+
+    def pass_steps(self, count: int) -> None:
+        """Note that so many steps begin."""
+        for each in self.accounts:
+            each.book(TRICKLE * count)
+
+    def idle_steps(self, size: int) -> int:
+        """For how many steps there is nothing to measure and nobody to ask, if nothing happens."""
+        if not self.clock.is_settled or self.clock.plain_seconds(size) is None:
+            return 0
+        return min(each.steps_to_ask for each in self.accounts)
+
+    def asked(self, size: int, *, is_measured: bool = True) -> list[int]:
+        """The drafters whose proposals `plan` needs."""
+        if self._is_resting or self.clock.plain_seconds(size) is None:
+            return []
+        if not is_measured:
+            return [number for number, each in enumerate(self.accounts) if each.is_used]
+        # While text is copied, what others might say is not as long, as far as is known.
+        is_copying = self._chosen is not None and self.accounts[self._chosen].is_cheap
+        least = self.accounts[self._chosen].gain if is_copying and self._chosen is not None else 0.0
+        return [
+            number
+            for number, each in enumerate(self.accounts)
+            if not each.steps_to_ask and (each.is_cheap or each.gain > least)
+        ]
+
+    def plan(
+        self, size: int, proposals: Proposals, most: int, *, is_measured: bool = True
+    ) -> Plan | None:
+        """The drafts of the next step, in which `size` requests decode, of at most `most` tokens in
+        all; None for a plain one. `is_measured`: it has nothing else to do, such as a prompt.
+        """
+        if self._held is not None and is_measured and self._holds(self._held, size, proposals):
+            self._num_held += 1
+            return self._held
+        plans = [
+            self._best(number, proposals.get(number, {}), size, most)
+            for number in range(len(self.accounts))
+        ]
+        worth = [plan for plan in plans if plan is not None and plan.gain > 1]
+        chosen = max(worth, key=lambda plan: plan.gain, default=None)
+        if not is_measured:
+            return self._with_likelier(chosen, worth, most)
+        tried = self._tried(plans, chosen, worth, size)
+        for number, plan in enumerate(plans):
+            if number in proposals:
+                if plan not in worth and self.accounts[number].is_used:
+                    self.accounts[number].give_up()
+                self.accounts[number].is_used = plan in worth
+                self.accounts[number].gain = 1.0 if plan is None else max(1.0, plan.gain)
+        self._chosen = None if chosen is None else chosen.drafter
+        is_other = tried is not None and chosen is not None and tried.drafter != chosen.drafter
+        self._rate = chosen.gain if is_other and chosen is not None else 1.0
+        if tried is None and chosen is not None and not self.clock.is_settled:
+            is_too_low = self.accounts[chosen.drafter].cost(size).is_too_low
+            self._is_resting = is_too_low or self._rest_is_paid(chosen.gain)
+            chosen = None if self._is_resting else chosen
+        planned = tried or self._with_likelier(chosen, worth, most)
+        is_steady = planned is not None and not (planned.is_trial or self._is_cheap(planned))
+        self._held, self._num_held, self._held_size = planned if is_steady else None, 1, size
+        return planned
+
+    def _is_cheap(self, plan: Plan) -> bool:
+        return any(self.accounts[number].is_cheap for number, _ in plan.drafts.values())
+
+    def _holds(self, held: Plan, size: int, proposals: Proposals) -> bool:
+        """Whether a plan is as good for this step, too: plans take time, and what they rest on
+        changes slowly where nobody looks for matches.
+        """
+        others = any(own for number, own in proposals.items() if number != held.drafter)
+        own = proposals.get(held.drafter, {})
+        if others or self._num_held >= TRIAL_STEPS or size != self._held_size:
+            return False
+        if len(own) != len(held.drafts) or self.accounts[held.drafter].balance <= 0:
+            return False
+        return all(
+            request in own and len(own[request].token_ids) >= count
+            for request, (_, count) in held.drafts.items()
+        )
+
+    def _with_likelier(self, chosen: Plan | None, worth: Sequence[Plan], most: int) -> Plan | None:
+        """The chosen drafts, but those of a cheaper drafter where more of these are accepted."""
+        for other in worth:
+            if chosen is None or other.drafter >= chosen.drafter:
+                break
+            likelier = [
+                request
+                for request, each in other.expected.items()
+                if each > chosen.expected.get(request, 0.0)
+            ]
+            drafts = {**chosen.drafts, **{each: other.drafts[each] for each in likelier}}
+            if sum(count for _, count in drafts.values()) <= most:
+                expected = {**chosen.expected, **{each: other.expected[each] for each in likelier}}
+                chosen = chosen._replace(drafts=drafts, expected=expected)
+        return chosen
+
+    def _best(
+        self, number: int, own: Mapping[Request, Proposal], size: int, most: int
+    ) -> Plan | None:
+        """A drafter's drafts of the best gain, even if it is a loss; None if there are none."""
+        account = self.accounts[number]
+        if not own or account.balance <= 0:
+            return None
+        fixed, marginal = account.cost(size).line()
+        chances = list[list[float]]()
+        for request, proposal in islice(own.items(), most):
+            # A token that is less likely than what it costs is never worth it.
+            count, match = len(proposal.token_ids), proposal.match_length
+            chances.append(account.acceptance.chances(request, match, count, marginal))
+        best, promised, gain, total, accepted = 0, -inf, 0.0, 0, 0.0
+        for length in range(max(map(len, chances))):
+            likely = [each[length] for each in chances if len(each) > length]
+            total += len(likely)
+            accepted += sum(likely)
+            if total > most:
+                break
+            tokens, steps = 1 + accepted / size, 1 + fixed + marginal * total / size
+            # Where all lose, those that lose the fewest tokens are the ones to try.
+            promise = tokens / steps - 1 if tokens > steps else tokens - steps
+            if promise > promised:
+                best, promised, gain = length + 1, promise, tokens / steps
+        requests = list(zip(own, chances, strict=False))
+        drafts = {request: (number, min(best, len(each))) for request, each in requests}
+        expected = {request: sum(each[:best]) for request, each in requests}
+        return Plan(number, drafts, expected, gain)
+
+    def _tried(
+        self, plans: Sequence[Plan | None], chosen: Plan | None, worth: Sequence[Plan], size: int
+    ) -> Plan | None:
+        """The drafts of who is on trial, as is who begins to be used; None if nobody is."""
+        on_trial = []
+        for each, plan in zip(self.accounts, plans, strict=True):
+            begins = not each.is_used if plan is chosen else each.balance >= each.level
+            begins &= plan is chosen or plan not in worth
+            if plan is None:
+                each.trial_left = 0
+            elif begins and not each.trial_left:
+                # Several in a row, unless drafts come and go with the text.
+                each.trial_left = 1 if each.is_cheap else TRIAL_STEPS
+            elif each.trial_left and each.cost(size).is_hopeless:
+                each.trial_left = 0
+            if each.trial_left and plan is not None:
+                on_trial.append(plan)
+        if not on_trial:
+            return None
+        tried = chosen if chosen is not None and chosen in on_trial else on_trial[0]
+        self.accounts[tried.drafter].trial_left -= 1
+        return tried._replace(is_trial=True)
+
+    def _rest_is_paid(self, gain: float) -> bool:
+        """Whether to do without drafts until plain steps have settled, to measure them: when that
+        loses fewer tokens than have trickled since they were measured.
+        """
+        rate = max(gain, self._tokens / self._time if self._time else 1.0)
+        num_steps, plain_steps = self._rest
+        return self._num_steps * TRICKLE > rate * plain_steps - num_steps
+
+    def learn(self, outcome: PolicyOutcome) -> None:
+        """Learn from a step in which no prompt was computed."""
+        size = outcome.size
+        before = self.clock.plain_seconds(size)
+        seconds = outcome.seconds - sum(outcome.looks.values())
+        if outcome.drafts or outcome.has_waited:
+            if before is not None:
+                self._learn_draft(outcome, seconds, before)
+        elif not outcome.is_usual:
+            pass
+        elif self.clock.is_settled:
+            self.clock.add_plain(size, seconds)
+            self._note_news(size)
+        elif self.clock.add_plain(size, seconds):
+            self._settle(before, self.clock.plain_seconds(size) or seconds)
+            self._note_news(size)
+        elif before is not None:
+            self._count(1.0, min(seconds / before, MOST_CHARGED))
+        if before is not None:
+            for number, look_s in outcome.looks.items():
+                self.charge(number, outcome.size, look_s)
+
+    def charge(self, number: int, size: int, seconds: float) -> None:
+        """Take what was done for a drafter out of its account."""
+        plain = self.clock.plain_seconds(size)
+        if plain is not None:
+            self.accounts[number].book(-min(seconds / plain, MOST_CHARGED))
+
+    def _note_news(self, size: int) -> None:
+        """Refill accounts once plain steps take what they never took before: what was lost was lost
+        on another machine, as it were.
+        """
+        now = self.clock.plain_seconds(size) or 0.0
+        least, most = self._range.get(size, (now, now))
+        if not FAST * least <= now <= most / FAST:
+            for each in self.accounts:
+                each.refill()
+            least, most = min(least, now), max(most, now)
+        self._range[size] = least, most
+
+    def _settle(self, before: float | None, now: float) -> None:
+        """Note that plain steps were measured: `before` and `now` are their seconds."""
+        since = [seconds / now for seconds in self.clock.since]
+        if before is not None:
+            for each in self.accounts:
+                each.rescale(now / before)
+            for steps in since:
+                self.accounts[self._last].book(1 - min(steps, MOST_CHARGED))
+        self._rest = (len(since), sum(since))
+        self._is_resting = False
+        self._num_steps, self._tokens, self._time = 0, 0.0, 0.0
+
+    def _learn_draft(self, outcome: PolicyOutcome, seconds: float, plain: float) -> None:
+        tokens, steps = outcome.num_tokens / outcome.size, seconds / plain
+        if not outcome.drafts:
+            asked, steps = list(outcome.looks), min(steps, MOST_CHARGED)
+            for number in asked:
+                self.accounts[number].book((1 - steps) / len(asked))
+            return
+        for number, drafts in outcome.drafts.items():
+            self.accounts[number].acceptance.add(drafts)
+        dearest = max(outcome.drafts)
+        own, self._last = self.accounts[dearest], dearest
+        self.clock.unsettle()
+        if not outcome.is_usual:
+            return
+        num_drafted = sum(each.num_drafted for own in outcome.drafts.values() for each in own)
+        cost, length = own.cost(outcome.size), num_drafted / outcome.size
+        fixed, marginal = cost.line()
+        most = MOST_CHARGED * (1 + fixed + marginal * length)
+        cost.add(length, steps)
+        steps = min(steps, most)
+        self._count(tokens, steps)
+        own.book(tokens - steps * self._rate)
+        if not own.is_used and not own.trial_left:
+            own.give_up()
+
+    def _count(self, tokens: float, plain_steps: float) -> None:
+        self._num_steps += 1
+        self._tokens += tokens
+        self._time += plain_steps
+
+    def forget(self, request: Request) -> None:
+        """Drop a request that has ended."""
+        for each in self.accounts:
+            each.acceptance.forget(request)

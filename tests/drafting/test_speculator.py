@@ -1,0 +1,247 @@
+"""What drafts gain and lose on machines whose steps take what a function says."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from drafting import Oracle
+from engines import Limits, load_tiny_model, make_engine
+from simulated import simulate
+
+from localllm.drafting.drafter import Drafter, Proposal
+from localllm.drafting.ngram import NgramDrafter
+from localllm.drafting.speculator import Proposer, Speculator, StepOutcome
+from localllm.schedule.request import Request
+from localllm.schedule.sampling_params import SamplingParams
+
+Texts = list[tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What steps take: `plain` milliseconds, and `fixed` and `marginal` plain steps more with
+    drafts, each of whose tokens of each request takes the latter.
+    """
+
+    fixed: float
+    marginal: float
+    plain: float = 1.0
+
+
+class Machine:
+    """Steps of `batch` requests take what `cost` says, from step `later` on what `then` says.
+
+    `first`: what the first step with drafts takes besides; `slow_kind`: the first step with drafts,
+    and the first two plain ones behind these, take 1.4 times as long; `fades`: plain steps behind
+    drafts take 1.6 times as long at first; `spikes`: one step in fifty takes thirty times as long;
+    `wanders`: all steps are up to 1.35 times as slow for some 150 steps.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        cost: Cost,
+        then: Cost | None = None,
+        later: int = 0,
+        first: float = 0.0,
+        traits: Sequence[str] = (),
+    ) -> None:
+        self._batch, self._cost, self._then, self._later = batch, cost, then or cost, later
+        self._first, self._traits, self._random = first, traits, Random(3)
+        self._num_steps = 0
+        self._since, self._is_drafting, self._spell, self._slowness = 100, False, 0.0, 1.0
+
+    def __call__(self, rows: int) -> float:
+        self._num_steps += 1
+        cost = self._then if self._num_steps > self._later else self._cost
+        if rows >= 200:
+            return 1e-3 * rows / 100  # a prompt's
+        is_drafting = rows > self._batch
+        self._since = 0 if is_drafting != self._is_drafting else self._since + 1
+        self._is_drafting = is_drafting
+        steps = 1.0
+        if is_drafting:
+            steps += self._first + cost.fixed + cost.marginal * (rows / self._batch - 1)
+            self._first = 0.0
+        if "slow_kind" in self._traits and self._since < (1 if is_drafting else 2):
+            steps *= 1.4
+        if "fades" in self._traits and not is_drafting:
+            steps *= 1 + 0.6 * 0.85**self._since
+        if "spikes" in self._traits and self._random.random() < 0.02:
+            steps *= 30
+        if "wanders" in self._traits:
+            self._spell -= 1
+            if self._spell < 0:
+                self._spell = self._random.expovariate(1 / 150)
+                self._slowness = self._random.choice([1, 1, 1.1, 1.25, 1.35])
+            steps *= self._slowness * self._random.gauss(1, 0.03)
+        return 1e-3 * cost.plain * steps
+
+
+def random_text(seed: int, length: int, vocab: int = 50_000) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(vocab) for _ in range(length)]
+
+
+def misleading(seed: int, length: int) -> list[int]:
+    """Pairs of tokens that come again and again, each time with something else behind them."""
+    rng = Random(seed)
+    text: list[int] = []
+    while len(text) < length:
+        text += [rng.randrange(5), 7, 8, 9, rng.randrange(50_000)]
+    return text[:length]
+
+
+def answer_of(kind: str, prompt: list[int], seed: int, length: int) -> list[int]:
+    """One that copies the prompt, edits it, both in turns, or never repeats."""
+    copied = prompt * (1 + length // 400)
+    if kind == "copied":
+        return copied[:length]
+    if kind == "edited":
+        rng, edited = Random(seed), list[int]()
+        for token in copied:
+            is_changed = rng.randrange(25) == 0
+            edited += random_text(rng.randrange(9999), rng.randint(1, 3)) if is_changed else [token]
+        return edited[:length]
+    new = random_text(seed + 10_000, length)
+    if kind == "alternating":
+        return [t for i in range(0, length, 60) for t in (copied if i % 120 else new)[i : i + 60]]
+    if kind == "misleading":
+        return misleading(seed + 10_000, length)
+    return random_text(seed + 10_000, length, vocab=8) if kind == "few tokens" else new
+
+
+class Head(Oracle):
+    """Each of its tokens is right with the same chance; up to `first_right` none is."""
+
+    def __init__(
+        self, answer: Callable[[Request], Sequence[int]], chance: float, first_right: int = 0
+    ) -> None:
+        super().__init__(answer, 0.0)
+        self._chance, self._first_right = chance, first_right
+
+    @property
+    def is_cheap(self) -> bool:
+        return False
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        said = request.num_generated_tokens
+        own = [*self.answer(request)[said : said + count]]
+        own += [0] * (count - len(own))
+        chance = self._chance if said >= self._first_right else 0.0
+        is_right = [self.random.random() < chance for _ in own]
+        return Proposal([t if ok else -2 for t, ok in zip(own, is_right, strict=True)], 0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """`batch` requests whose answers of `length` tokens are of a kind; `chance`: of a head, None
+    if there is none; `n_grams`: whether these draft, too.
+    """
+
+    kind: str
+    batch: int
+    length: int
+    cost: Cost
+    n_grams: bool = True
+    chance: float | None = None
+    first_right: int = 0
+    then: Cost | None = None
+    later: int = 0
+    first: float = 0.0
+    traits: tuple[str, ...] = ()
+
+    def speedup(self) -> float:
+        """How many times as fast as plain decoding it is."""
+        texts: Texts = []
+        for i in range(self.batch):
+            prompt = random_text(i, 500)
+            texts.append((prompt, answer_of(self.kind, prompt, i, self.length)))
+        answers = {tuple(prompt): answer for prompt, answer in texts}
+        drafters: list[tuple[str, Drafter]] = []
+        if self.n_grams:
+            drafters.append(("n-grams", NgramDrafter(2, 8)))
+        if self.chance is not None:
+            head = Head(
+                lambda request: answers[tuple(request.token_ids[: request.num_prompt_tokens])],
+                self.chance,
+                self.first_right,
+            )
+            drafters.append(("head", head))
+        # By this clock looks take no time.
+        speculator = Speculator([Proposer(*each) for each in drafters], 15, now=lambda: 0.0)
+        machine = Machine(self.batch, self.cost, self.then, self.later, self.first, self.traits)
+        return simulate(speculator, texts, machine).speedup
+
+
+CHEAP, FAIR, DEAR, CLIFF = Cost(0.02, 0.02), Cost(0.02, 0.1), Cost(1.0, 1.0), Cost(4.0, 0.01)
+
+
+def head(chance: float, batch: int, cost: Cost, length: int = 1500, **more: Any) -> Run:
+    """A head alone, on text that never repeats."""
+    return Run("new", batch, length, cost, False, chance, **more)
+
+
+RUNS: dict[str, tuple[Run, float]] = {
+    # What is lost at most where nothing can be gained.
+    "new text": (Run("new", 1, 400, FAIR), 0.995),
+    "misleading text": (Run("misleading", 1, 400, FAIR), 1.45),
+    "misleading text, dear": (Run("misleading", 8, 400, DEAR), 0.98),
+    "few tokens, a cliff": (Run("few tokens", 8, 400, CLIFF), 0.972),
+    "copied text, dear": (Run("copied", 4, 400, DEAR), 0.972),
+    "a useless head": (head(0.0, 1, FAIR), 0.985),
+    "a useless head, batch 8": (head(0.0, 8, FAIR), 0.985),
+    "a useless head, dear": (head(0.0, 1, DEAR), 0.985),
+    "a useless head, slow at first": (head(0.0, 1, FAIR, traits=("slow_kind",)), 0.984),
+    "a poor head": (head(0.4, 16, Cost(0.3, 0.3), 600), 0.98),
+    # What is gained where something can be.
+    "copied text": (Run("copied", 1, 600, CHEAP), 10.29),
+    "copied text, batch 16": (Run("copied", 16, 300, CHEAP), 4.11),
+    "edited text": (Run("edited", 1, 600, FAIR), 3.09),
+    "edited text, batch 4": (Run("edited", 4, 600, FAIR), 2.81),
+    "text that is copied in turns": (Run("alternating", 1, 1200, FAIR), 1.62),
+    "a head, 0.6": (head(0.6, 1, FAIR), 1.52),
+    "a head, 0.6, batch 16": (head(0.6, 16, Cost(0.02, 0.3), 300), 1.08),
+    "a head, 0.8": (head(0.8, 4, FAIR, 600), 2.09),
+    "a head that is close": (head(0.5, 1, Cost(0.02, 0.2), 3000), 1.17),
+    "a head on new and n-grams on old text": (Run("alternating", 1, 1200, FAIR, chance=0.7), 2.5),
+    # How soon it wakes, and what it is not misled by.
+    "a head right only later": (head(0.9, 1, FAIR, 3000, first_right=1500), 1.45),
+    "drafts that become cheap": (head(0.9, 4, DEAR, 600, then=FAIR, later=100), 1.46),
+    "n-grams that become cheap": (Run("edited", 4, 600, DEAR, then=FAIR, later=40), 1.99),
+    "drafts that become dear": (head(0.9, 4, FAIR, 600, then=DEAR, later=100), 2.28),
+    "another machine": (
+        head(0.7, 16, Cost(4.0, 2.0), 600, then=Cost(0.02, 0.1, 2.0), later=150),
+        1.56,
+    ),
+    "the first draft is slow": (head(0.6, 4, FAIR, 600, first=20.0), 1.41),
+    "first steps of a kind are slow": (head(0.6, 1, FAIR, traits=("slow_kind",)), 1.52),
+    "plain steps fade": (head(0.75, 1, Cost(0.0, 0.5), 3000, traits=("fades",)), 1.08),
+    "spikes": (head(0.7, 1, FAIR, 3000, traits=("spikes",)), 2.06),
+    "all becomes slow for a while": (head(0.6, 1, FAIR, 2000, traits=("wanders",)), 1.64),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_drafts_gain_where_they_can_and_lose_little_where_not(name: str) -> None:
+    run, least = RUNS[name]
+    assert run.speedup() > least
+
+
+def test_the_time_of_learning_counts_as_the_next_step_s() -> None:
+    speculator, seconds = Speculator([Proposer("n-grams", NgramDrafter(2, 8))], 15), list[float]()
+
+    def learn(outcome: StepOutcome) -> None:
+        seconds.append(outcome.seconds)
+        time.sleep(0.05)
+
+    speculator.learn = learn  # type: ignore[method-assign]
+    engine = make_engine(load_tiny_model("LlamaForCausalLM"), Limits(speculator=lambda: speculator))
+    engine.add_request([5, 6, 7, 8], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    while engine.has_unfinished():
+        engine.step()
+    assert len(seconds) == 4
+    assert min(seconds[1:]) > 0.05
