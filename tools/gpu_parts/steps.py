@@ -173,7 +173,8 @@ def drafts(place: Place) -> None:
     from localllm.bench.verify import VerifySuite
 
     batches = (1, place.size(64, 2))
-    subject = place.open(LARGE, "int4", 1536, max_num_seqs=batches[1])
+    longest = place.size(1536, 100)
+    subject = place.open(LARGE, "int4", longest, max_num_seqs=batches[1])
     sizes = (place.size(128, 8), place.size(6, 1))
     place.run(
         subject,
