@@ -1,4 +1,4 @@
-"""Measures what steps take on this machine while it runs, and lets one experiment run at a time.
+"""Measures what steps take on this machine while it runs.
 
 A plain step decodes some requests, without drafts and prompts. Plain steps are slow at first in a
 cold process, and behind steps with drafts: caches hold what the others needed, and the processor's
@@ -21,7 +21,7 @@ NEAR = 1.2
 
 
 class StepClock:
-    """The seconds of plain steps by how many requests decode, and who may experiment.
+    """The seconds of plain steps by how many requests decode.
 
     `since`: the plain steps since the last one of another kind, until they have settled.
     """
@@ -29,8 +29,7 @@ class StepClock:
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
         self._usual: dict[int, float] = {}
-        self._size, self._holder = 0, ""
-        self.since, self.is_settled = list[float](), False
+        self._size, self.since, self.is_settled = 0, list[float](), False
 
     def plain_seconds(self, size: int) -> float | None:
         """Of the nearest size that was measured; None if none is near."""
@@ -65,17 +64,3 @@ class StepClock:
     def _keep(self, size: int, times: Sequence[float]) -> None:
         own = self._times[size] = deque(times, PLAIN_WINDOW)
         self._usual[size] = median_low(own)
-
-    def hold(self, experiment: str) -> bool:
-        """Whether an experiment may go on, or begin: none else does, and none can until it lets go.
-        So none measures what another one changes.
-        """
-        if self._holder in ("", experiment):
-            self._holder = experiment
-            return True
-        return False
-
-    def let_go(self, experiment: str) -> None:
-        """End an experiment, if it is the one that goes on."""
-        if self._holder == experiment:
-            self._holder = ""

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from drafting import Oracle
 from engines import Limits, load_tiny_model, make_engine
+from scheduling import make_request
 from simulated import simulate
 
+from localllm.drafting import acceptance, draft_account, draft_cost, draft_policy
 from localllm.drafting.drafter import Drafter, Proposal
 from localllm.drafting.ngram import NgramDrafter
 from localllm.drafting.speculator import Proposer, Speculator, StepOutcome
+from localllm.schedule import step_clock
 from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 
 Texts = list[tuple[list[int], list[int]]]
 
@@ -153,6 +157,8 @@ class Run:
     later: int = 0
     first: float = 0.0
     traits: tuple[str, ...] = ()
+    # Where steps overlap: the seconds of waiting for the ids of the step before.
+    wait_s: float | None = None
 
     def speedup(self) -> float:
         """How many times as fast as plain decoding it is."""
@@ -174,7 +180,8 @@ class Run:
         # By this clock looks take no time.
         speculator = Speculator([Proposer(*each) for each in drafters], 15, now=lambda: 0.0)
         machine = Machine(self.batch, self.cost, self.then, self.later, self.first, self.traits)
-        return simulate(speculator, texts, machine).speedup
+        overlaps, wait_s = self.wait_s is not None, self.wait_s or 0.0
+        return simulate(speculator, texts, machine, overlaps=overlaps, wait_seconds=wait_s).speedup
 
 
 CHEAP, FAIR, DEAR, CLIFF = Cost(0.02, 0.02), Cost(0.02, 0.1), Cost(1.0, 1.0), Cost(4.0, 0.01)
@@ -196,11 +203,17 @@ RUNS: dict[str, tuple[Run, float]] = {
     "a useless head, batch 8": (head(0.0, 8, FAIR), 0.985),
     "a useless head, dear": (head(0.0, 1, DEAR), 0.985),
     "a useless head, slow at first": (head(0.0, 1, FAIR, traits=("slow_kind",)), 0.984),
+    "a useless head, dear, few tokens": (head(0.0, 1, DEAR, 400), 0.975),
+    "plain steps fade, no gain": (
+        head(0.6, 1, Cost(0.0, 0.8), 2000, traits=("fades",)),
+        0.975,
+    ),
     "a poor head": (head(0.4, 16, Cost(0.3, 0.3), 600), 0.98),
     # What is gained where something can be.
     "copied text": (Run("copied", 1, 600, CHEAP), 10.29),
     "copied text, batch 16": (Run("copied", 16, 300, CHEAP), 4.11),
     "edited text": (Run("edited", 1, 600, FAIR), 3.09),
+    "edited text, batch 16": (Run("edited", 16, 300, CHEAP), 2.8),
     "edited text, batch 4": (Run("edited", 4, 600, FAIR), 2.81),
     "text that is copied in turns": (Run("alternating", 1, 1200, FAIR), 1.62),
     "a head, 0.6": (head(0.6, 1, FAIR), 1.52),
@@ -208,11 +221,17 @@ RUNS: dict[str, tuple[Run, float]] = {
     "a head, 0.8": (head(0.8, 4, FAIR, 600), 2.09),
     "a head that is close": (head(0.5, 1, Cost(0.02, 0.2), 3000), 1.17),
     "a head on new and n-grams on old text": (Run("alternating", 1, 1200, FAIR, chance=0.7), 2.5),
+    # Where steps overlap, and each that waits takes a fifth longer.
+    "new text, overlapping": (Run("few tokens", 1, 1500, FAIR, wait_s=2e-4), 0.982),
+    "a useless head, overlapping": (head(0.0, 1, FAIR, wait_s=2e-4), 0.982),
+    "edited text, overlapping": (Run("edited", 1, 1500, FAIR, wait_s=2e-4), 2.48),
+    "a head, overlapping": (head(0.8, 1, FAIR, wait_s=2e-4), 2.0),
     # How soon it wakes, and what it is not misled by.
     "a head right only later": (head(0.9, 1, FAIR, 3000, first_right=1500), 1.45),
     "drafts that become cheap": (head(0.9, 4, DEAR, 600, then=FAIR, later=100), 1.46),
     "n-grams that become cheap": (Run("edited", 4, 600, DEAR, then=FAIR, later=40), 1.99),
     "drafts that become dear": (head(0.9, 4, FAIR, 600, then=DEAR, later=100), 2.28),
+    "edits that become dear": (Run("edited", 4, 600, FAIR, then=DEAR, later=60), 0.99),
     "another machine": (
         head(0.7, 16, Cost(4.0, 2.0), 600, then=Cost(0.02, 0.1, 2.0), later=150),
         1.56,
@@ -220,6 +239,7 @@ RUNS: dict[str, tuple[Run, float]] = {
     "the first draft is slow": (head(0.6, 4, FAIR, 600, first=20.0), 1.41),
     "first steps of a kind are slow": (head(0.6, 1, FAIR, traits=("slow_kind",)), 1.52),
     "plain steps fade": (head(0.75, 1, Cost(0.0, 0.5), 3000, traits=("fades",)), 1.08),
+    "edited text, spikes": (Run("edited", 1, 1200, FAIR, traits=("spikes",)), 2.78),
     "spikes": (head(0.7, 1, FAIR, 3000, traits=("spikes",)), 2.06),
     "all becomes slow for a while": (head(0.6, 1, FAIR, 2000, traits=("wanders",)), 1.64),
 }
@@ -229,6 +249,65 @@ RUNS: dict[str, tuple[Run, float]] = {
 def test_drafts_gain_where_they_can_and_lose_little_where_not(name: str) -> None:
     run, least = RUNS[name]
     assert run.speedup() > least
+
+
+class Forcing:
+    """A grammar that allows nothing but these tokens."""
+
+    def forced(self, count: int) -> list[int]:
+        return [7, 8, 9][:count]
+
+
+def test_nothing_is_learned_from_what_a_grammar_forces() -> None:
+    speculator = Speculator([Proposer("n-grams", NgramDrafter(2, 8))], 15, now=lambda: 0.0)
+    request = make_request(0, 100, max_tokens=5000)
+    matcher: Any = Forcing()
+    request.matcher = matcher
+    for _ in range(20):
+        request.num_computed_tokens = request.num_tokens - 1
+        drafts = speculator.plan([request])
+        assert drafts == {request: [7, 8, 9]}
+        start = request.num_computed_tokens
+        entry = ScheduledRequest(request, start, 4, catches_up=True, draft=(7, 8, 9))
+        batch = ScheduledBatch([entry])
+        planned = speculator.fill(batch)
+        speculator.beside(batch, ())
+        request.token_ids += [7, 8, 9, 5]
+        sampled = [[SampledToken(each) for each in (7, 8, 9, 5)]]
+        speculator.learn(StepOutcome(batch, sampled, 9.0, planned))
+    assert speculator._policy.clock.plain_seconds(1) is None
+    assert speculator._policy.accounts[0].balance == pytest.approx(5 + 20 * 0.005)
+    [count] = speculator.forget(request)
+    assert (count.drafter, count.num_drafted, count.num_accepted) == ("grammar", 60, 60)
+
+
+MODULES = (acceptance, draft_account, draft_cost, draft_policy, step_clock)
+# For each constant a run that falls behind where it says nothing.
+NEEDED = {
+    "GUESS_WEIGHT": (0.5, "misleading text"),
+    "KEPT": (0.9999, "a head, 0.6"),
+    "GUESSED_COST": (0.0, "a useless head, dear, few tokens"),
+    "FAST": (0.01, "another machine"),
+    "ACCOUNT_START": (1000.0, "drafts that become dear"),
+    "ACCOUNT_MOST": (1e9, "edits that become dear"),
+    "TRICKLE": (0.0005, "n-grams that become cheap"),
+    "MOST_CHARGED": (1e9, "spikes"),
+    "TRIAL_STEPS": (1, "the first draft is slow"),
+    "PLAIN_WINDOW": (1, "edited text, spikes"),
+    "SETTLE_STEPS": (1, "a useless head, slow at first"),
+    "SETTLED": (0.0, "plain steps fade, no gain"),
+    "NEAR": (1.0001, "edited text, batch 16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDED)
+def test_each_constant_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, run = NEEDED[name]
+    for module in MODULES:
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    assert RUNS[run][0].speedup() < RUNS[run][1]
 
 
 def test_the_time_of_learning_counts_as_the_next_step_s() -> None:
