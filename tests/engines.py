@@ -26,7 +26,7 @@ from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.architecture import Architecture, SlotSizes
-from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.attention import AttentionSpec, Scores
 from localllm.model.blocks.block import StateDType
 from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
@@ -153,7 +153,7 @@ def _read_with_sinks(fields: ConfigFields) -> Architecture:
     for layer in plain.layers:
         first, second = layer.places
         assert isinstance(first.block, AttentionSpec)
-        places = (replace(first, block=replace(first.block, has_sinks=True)), second)
+        places = (replace(first, block=replace(first.block, scores=Scores(has_sinks=True))), second)
         layers.append(replace(layer, places=places))
     return replace(plain, layers=tuple(layers))
 

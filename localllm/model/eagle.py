@@ -239,7 +239,9 @@ def _with_join(base: Architecture, found: Mapping[str, TensorInfo], join: JoinSp
     if join.is_wide:
         first, *others = layers[0].places
         assert isinstance(first.block, AttentionSpec)
-        wide = replace(first.block, input_size=2 * base.hidden_size)
+        wide = replace(
+            first.block, linears=replace(first.block.linears, width_in=2 * base.hidden_size)
+        )
         layers[0] = replace(layers[0], places=(replace(first, block=wide), *others))
     return replace(base, norm=replace(base.norm, name=FINAL_NORM), layers=tuple(layers), join=join)
 
@@ -258,5 +260,6 @@ def _in_head(found: Mapping[str, TensorInfo], index: int, place: Place) -> Place
     assert norm is not None
     has_norm = index > 0 or f"{layer}.{norm.name}.weight" in found
     has_bias = f"{layer}.self_attn.q_proj.bias" in found
-    block = replace(place.block, num_hidden=1, qkv_bias=has_bias)
+    linears = replace(place.block.linears, qkv_bias=has_bias)
+    block = replace(place.block.hiding(1), linears=linears)
     return replace(place, norm=norm if has_norm else None, block=block)

@@ -99,6 +99,6 @@ def _last_full_attention(layers: Sequence[LayerPlan]) -> LayerPlan | None:
         for i, place in enumerate(plan.places):
             match place.block:
                 case AttentionSpec(window=None, reads=None) | LatentAttentionSpec() as attention:
-                    own = replace(place, block=replace(attention, num_hidden=1))
+                    own = replace(place, block=attention.hiding(1))
                     return replace(plan, places=(*plan.places[:i], own, *plan.places[i + 1 :]))
     return None

@@ -95,7 +95,7 @@ def attention(
     starts = torch.tensor([0, *new], device=device).cumsum(0).int()
     query = on.values(sum(new), spec.num_heads, dim)
     keys = torch.tensor(lengths, device=device)
-    sinks = torch.randn(spec.num_heads, device=device) if spec.has_sinks else None
+    sinks = torch.randn(spec.num_heads, device=device) if spec.scores.has_sinks else None
 
     def call(ops: Ops, query: Tensor, cache: KVCache) -> Tensor:
         return ops.paged_attention(
@@ -107,7 +107,7 @@ def attention(
             max_query_len=max(new),
             scale=spec.score_scale,
             window=spec.window,
-            cap=spec.cap,
+            cap=spec.scores.cap,
             sinks=sinks,
             value_dim=spec.value_dim,
         )

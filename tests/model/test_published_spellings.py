@@ -36,7 +36,7 @@ def attentions_of(architecture: Architecture) -> list[AttentionSpec]:
 def test_zeros_of_yarn_and_of_growing_queries_say_nothing() -> None:
     zeros = {**YARN, "mscale": 0, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0}
     [first, _] = attentions("Ministral3ForCausalLM", rope_parameters=zeros)
-    assert first.growth is None
+    assert first.scores.growth is None
     assert (first.rope.mscale, first.rope.mscale_all_dim) == (None, None)
 
 
@@ -44,7 +44,7 @@ def test_queries_of_ministral_grow_in_the_old_spelling_too() -> None:
     rope = {**YARN, "llama_4_scaling_beta": 0.1}
     new = attentions("Ministral3ForCausalLM", rope_parameters=rope)
     assert new == attentions("Ministral3ForCausalLM", rope_parameters=None, rope_scaling=rope)
-    assert new[0].growth is not None
+    assert new[0].scores.growth is not None
 
 
 def test_windows_of_smollm3_are_where_nothing_turns() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
@@ -74,19 +74,48 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """How the scores of queries and keys become weights on values.
+
+    They are multiplied by `scale`, head_dim^-½ if None; `cap`, `has_sinks` (one for each head),
+    `num_hidden` (the first keys, which no query sees): see paged_attention_reference.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    growth: QueryGrowth | None = None
+    has_sinks: bool = False
+    num_hidden: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLinears:
+    """The linears of an attention, as its checkpoint has them.
+
+    `name`: before the names of those of queries, keys and values; `output`: the last one's;
+    `is_whole`: queries, keys and values are one; `has_gate`: queries have a gate for each of their
+    values, behind those of a head, whose sigmoid is a factor on what the head has found
+    (Qwen3-Next); `head_gate`: the name of one whose sigmoids are factors on each head (LFM3);
+    `width_in`: of the inputs, where that is not `hidden_size`.
+    """
+
+    name: str = "self_attn"
+    output: str = "self_attn.o_proj"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    is_whole: bool = False
+    has_gate: bool = False
+    head_gate: str | None = None
+    width_in: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec(BlockDefaults):
     """The sizes of an attention.
 
-    `scale`: of the scores, head_dim^-½ if None; `cap`: see paged_attention_reference;
-    `is_stored_whole`: the checkpoint has one linear for query, key and value; `has_values`: else
-    values are the keys before their norm and rotation; `reads`: the layer whose keys and values it
-    takes, since it has none; `has_sinks`: each head has a sink, see paged_attention_reference;
-    `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
-    head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
-    linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3);
-    `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`;
-    `input_size`: of its inputs, where that is not `hidden_size`; `value_dim`: values are the first
-    so many numbers of the keys in the cache, see latent_attention.py; None in a layer of this kind.
+    `has_values`: else values are the keys before their norm and rotation; `reads`: the layer whose
+    keys and values it takes, since it has none; `value_dim`: values are the first so many numbers
+    of the keys in the cache, see latent_attention.py; None in a layer of this kind.
     """
 
     hidden_size: int
@@ -95,28 +124,21 @@ class AttentionSpec(BlockDefaults):
     head_dim: int
     rope: RopeConfig
     window: int | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
     norms: QueryKeyNorms | None = None
-    scale: float | None = None
-    cap: float | None = None
-    growth: QueryGrowth | None = None
-    is_stored_whole: bool = False
+    scores: Scores = Scores()
+    linears: AttentionLinears = AttentionLinears()
     has_values: bool = True
     reads: int | None = None
-    has_sinks: bool = False
-    has_gate: bool = False
-    output: str = "self_attn.o_proj"
-    name: str = "self_attn"
-    head_gate: str | None = None
-    num_hidden: int = 0
-    input_size: int | None = None
     value_dim: int | None = None
+
+    def hiding(self, num_keys: int) -> AttentionSpec:
+        """The same, whose queries do not see the first keys."""
+        return replace(self, scores=replace(self.scores, num_hidden=num_keys))
 
     @property
     def score_scale(self) -> float:
         """What the scores are multiplied by."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
+        return self.head_dim**-0.5 if self.scores.scale is None else self.scores.scale
 
     @property
     def values_are_keys(self) -> bool:
@@ -134,51 +156,53 @@ class AttentionSpec(BlockDefaults):
         maybe gates.
         """
         has_value_norm = self.norms is not None and self.norms.has_value
-        is_plain = self.has_values and self.reads is None and self.head_gate is None
+        is_plain = self.has_values and self.reads is None and self.linears.head_gate is None
         return is_plain and not has_value_norm
 
     @property
     def is_plain(self) -> bool:
         """Whether all of it is two products, the rotation and attention itself as Llama has it."""
-        if self.has_gate:
+        if self.linears.has_gate:
             return False
         has_plain_norms = self.norms is None or self.has_head_norms
-        has_plain_scores = self.cap is None and not self.has_sinks and self.growth is None
+        scores = self.scores
+        has_plain_scores = scores.cap is None and not scores.has_sinks and scores.growth is None
         return self.has_plain_rows and has_plain_norms and has_plain_scores
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
+        linears = self.linears
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv: tuple[tuple[str, int], ...] = (
-            (f"{self.name}.q_proj", (2 if self.has_gate else 1) * queries),
-            (f"{self.name}.k_proj", keys),
-            (f"{self.name}.v_proj", keys),
+            (f"{linears.name}.q_proj", (2 if linears.has_gate else 1) * queries),
+            (f"{linears.name}.k_proj", keys),
+            (f"{linears.name}.v_proj", keys),
         )
         qkv = qkv[:1] if self.reads is not None else qkv if self.has_values else qkv[:2]
         group, first_value = self.num_heads // self.num_kv_heads, 0
-        if self.is_stored_whole:
+        if linears.is_whole:
             qkv = (("self_attn.qkv_proj", queries + 2 * keys),)
             first_value = queries + keys
         values: InputRows | InputsFrom = InputsFrom.OTHER
         if len(qkv) != 2 and self.reads is None and not (self.norms and self.norms.has_value):
             values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
-        output = ((self.output, self.hidden_size),)
-        width = self.hidden_size if self.input_size is None else self.input_size
+        output = ((linears.output, self.hidden_size),)
+        width = self.hidden_size if linears.width_in is None else linears.width_in
         products = (
-            LinearGroup("qkv", qkv, width, self.qkv_bias),
-            LinearGroup("output", output, queries, self.o_bias, inputs=values),
+            LinearGroup("qkv", qkv, width, linears.qkv_bias),
+            LinearGroup("output", output, queries, linears.o_bias, inputs=values),
         )
-        if self.head_gate is None:
+        if linears.head_gate is None:
             return products
-        gate = ((self.head_gate, self.num_heads),)
+        gate = ((linears.head_gate, self.num_heads),)
         return (LinearGroup("head gate", gate, width, is_kept=True), *products)
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         shapes = {name: (width,) for name, width in self._norm_widths().items()}
-        return {**shapes, _SINKS: (self.num_heads,)} if self.has_sinks else shapes
+        return {**shapes, _SINKS: (self.num_heads,)} if self.scores.has_sinks else shapes
 
     def _norm_widths(self) -> dict[str, int]:
         """The widths of the norms' weights: that of queries, and that of keys if there are keys."""
@@ -237,13 +261,13 @@ class AttentionSpec(BlockDefaults):
         parts = {
             "norms of heads": self.norms is not None,
             f"window of {self.window}": self.window is not None,
-            f"scores within {self.cap}": self.cap is not None,
-            "queries that grow": self.growth is not None,
+            f"scores within {self.scores.cap}": self.scores.cap is not None,
+            "queries that grow": self.scores.growth is not None,
             "keys as values": not self.has_values,
             "keys of another layer": self.reads is not None,
-            "sinks": self.has_sinks,
-            "a gate": self.has_gate,
-            "a gate for each head": self.head_gate is not None,
+            "sinks": self.scores.has_sinks,
+            "a gate": self.linears.has_gate,
+            "a gate for each head": self.linears.head_gate is not None,
         }
         words = "".join(f", {name}" for name, is_there in parts.items() if is_there)
         return f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys{words}"
@@ -261,8 +285,8 @@ class AttentionSpec(BlockDefaults):
             parts.linear(*output.names),
             norms,
             parts.rope(self.rope, self.head_dim),
-            parts.vector(_SINKS).float() if self.has_sinks else None,
-            None if self.head_gate is None else parts.linear(self.head_gate),
+            parts.vector(_SINKS).float() if self.scores.has_sinks else None,
+            None if self.linears.head_gate is None else parts.linear(self.linears.head_gate),
         )
 
     def _norm(self, parts: Parts, name: str) -> Norm:
@@ -278,16 +302,17 @@ class AttentionSpec(BlockDefaults):
         is the checkpoint's order.
         """
         order, width = self.rope.order(self.head_dim), self.head_dim
-        if order is None and not self.has_gate:
+        has_gate = self.linears.has_gate
+        if order is None and not has_gate:
             return None
-        turned, stride = order or range(width), 2 * width if self.has_gate else width
+        turned, stride = order or range(width), 2 * width if has_gate else width
         first_key = self.num_heads * stride
         num_keys = self.num_kv_heads if self.reads is None else 0
         starts = [head * stride for head in range(self.num_heads)]
         starts += [first_key + head * width for head in range(num_keys)]
         rows = [start + i for start in starts for i in turned]
         rows += range(first_key + num_keys * width, self.products[-2].width_out)
-        if self.has_gate:
+        if has_gate:
             starts = [head * stride + width for head in range(self.num_heads)]
             rows += [start + i for start in starts for i in range(width)]
         return rows
@@ -328,11 +353,12 @@ class Attention:
         spec, batch, tables, cache = self.spec, inputs.batch, inputs.tables, inputs.cache
         assert cache is not None
         assert tables is not None
+        scores = spec.scores
         kept = cache if spec.reads is None else None
         qkv, gate = self._split_gate(self.qkv_proj(x))
         query = self._query(qkv, inputs, kept, tables)
-        if spec.growth is not None:
-            factors = spec.growth.factors(batch.positions)
+        if scores.growth is not None:
+            factors = scores.growth.factors(batch.positions)
             query = query * factors.to(query.dtype)[:, None, None]
         attended = inputs.ops.paged_attention(
             query,
@@ -343,9 +369,9 @@ class Attention:
             max_query_len=batch.max_query_len,
             scale=spec.score_scale,
             window=spec.window,
-            cap=spec.cap,
+            cap=scores.cap,
             sinks=self.sinks,
-            num_hidden=spec.num_hidden,
+            num_hidden=scores.num_hidden,
         )
         # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
         if self.head_gate is not None:
@@ -355,7 +381,7 @@ class Attention:
 
     def _split_gate(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values, and the gates, [num_tokens, num_heads · head_dim]."""
-        if not self.spec.has_gate:
+        if not self.spec.linears.has_gate:
             return qkv, None
         width = self.spec.num_heads * self.spec.head_dim
         return qkv[:, :-width].contiguous(), qkv[:, -width:]

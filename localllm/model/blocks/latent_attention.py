@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.attention import AttentionSpec, Scores
 from localllm.model.blocks.block import (
     BlockDefaults,
     BlockInputs,
@@ -54,7 +54,7 @@ class LatentAttentionSpec(BlockDefaults):
     from the block's inputs; `latent_rank`: that of the latent of keys and values; `key_dim`: the
     values of a head's query that are not rotated, `rope_dim`: those that are, by `rope`;
     `value_dim`: of a head's value; `scale`: of the scores; `has_bias`: whether the first product
-    and the last one have one; `num_hidden`: see AttentionSpec.
+    and the last one have one; `num_hidden`: see Scores.
     """
 
     hidden_size: int
@@ -68,6 +68,10 @@ class LatentAttentionSpec(BlockDefaults):
     scale: float
     has_bias: bool = False
     num_hidden: int = 0
+
+    def hiding(self, num_keys: int) -> LatentAttentionSpec:
+        """The same, whose queries do not see the first keys."""
+        return replace(self, num_hidden=num_keys)
 
     @property
     def row_width(self) -> int:
@@ -88,9 +92,8 @@ class LatentAttentionSpec(BlockDefaults):
             1,
             self.row_width,
             NO_ROPE,
-            scale=self.scale,
+            scores=Scores(self.scale, num_hidden=self.num_hidden),
             has_values=False,
-            num_hidden=self.num_hidden,
             value_dim=self.latent_rank,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.model.architecture import FINAL_NORM, Architecture
-from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.attention import AttentionLinears, AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.block import BlockSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
@@ -63,9 +63,8 @@ def read_attention(
         head_dim=head_dim,
         rope=rope,
         window=window,
-        qkv_bias=has_bias or qkv_bias,
-        o_bias=has_bias or o_bias,
         norms=norms,
+        linears=AttentionLinears(qkv_bias=has_bias or qkv_bias, o_bias=has_bias or o_bias),
     )
 
 

@@ -5,6 +5,7 @@ second layer.
 from dataclasses import replace
 
 from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import Scores
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     read_attention,
@@ -20,8 +21,10 @@ def read_gemma2(fields: ConfigFields) -> Architecture:
     fields = gated_by_hidden_activation(fields)
     full = replace(
         read_attention(fields, has_bias=fields.flag("attention_bias")),
-        scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
-        cap=fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
+        scores=Scores(
+            fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
+            fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
+        ),
     )
     windowed = replace(full, window=read_window(fields))
     attentions = [windowed if each else full for each in read_windowed_layers(fields, every=2)]

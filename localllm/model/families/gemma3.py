@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.model.architecture import FINAL_NORM, Architecture
-from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms, Scores
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
@@ -35,7 +35,7 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     full = replace(
         read_attention(fields, has_bias=has_bias, norms=norms),
         rope=read_rope(fields, positions, FULL),
-        scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
+        scores=Scores(fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5),
     )
     # The old spelling stretches the full layers alone, and names the others' base.
     local = fields.number("rope_local_base_freq", 1.0, 1e12)

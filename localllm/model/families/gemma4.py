@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.model.architecture import FINAL_NORM, Architecture
-from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms, Scores
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
@@ -126,7 +126,7 @@ def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
     """The attention of each layer. Raises: CheckpointError."""
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
     norms = QueryKeyNorms(read_eps(fields), rounds_last=True, has_value=True)
-    own = replace(read_attention(fields, has_bias=has_bias, norms=norms), scale=1.0)
+    own = replace(read_attention(fields, has_bias=has_bias, norms=norms), scores=Scores(1.0))
     windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=read_window(fields))
     takes_keys = fields.flag("attention_k_eq_v")
     full = replace(own, rope=read_rope(fields, positions, FULL), has_values=not takes_keys)

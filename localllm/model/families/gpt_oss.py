@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import Scores
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
@@ -44,7 +45,7 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         read_eps(fields),
         read_hidden_size(fields),
     )
-    full = replace(read_attention(fields, has_bias=has_bias), has_sinks=True)
+    full = replace(read_attention(fields, has_bias=has_bias), scores=Scores(has_sinks=True))
     windowed = replace(full, window=read_window(fields))
     expert = GatedMLPSpec(
         width,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.attention import AttentionSpec, Scores
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.mamba import MambaSpec
@@ -108,7 +108,7 @@ def _read_granite(fields: ConfigFields, mlp: GatedMLPSpec | ExpertsSpec) -> Arch
 def _read_attention(fields: ConfigFields, *, is_rotated: bool = True) -> AttentionSpec:
     attention = replace(
         read_attention(fields, has_bias=fields.flag("attention_bias")),
-        scale=fields.number("attention_multiplier", _LOW, _HIGH, default=1.0),
+        scores=Scores(fields.number("attention_multiplier", _LOW, _HIGH, default=1.0)),
     )
     return attention if is_rotated else replace(attention, rope=NO_ROPE)
 

@@ -71,7 +71,9 @@ def _read(fields: ConfigFields, seconds: Sequence[GatedMLPSpec | ExpertsSpec]) -
     """A decoder with one of `seconds` in each layer."""
     eps, conv = read_eps(fields), read_short_conv(fields)
     norms = QueryKeyNorms(eps, "self_attn.q_layernorm", "self_attn.k_layernorm")
-    attention = replace(read_attention(fields, norms=norms), output="self_attn.out_proj")
+    attention = read_attention(fields, norms=norms)
+    linears = replace(attention.linears, output="self_attn.out_proj")
+    attention = replace(attention, linears=linears)
     before = NormSpec("operator_norm", eps), NormSpec("ffn_norm", eps)
 
     layers = []

@@ -34,10 +34,10 @@ def read_lfm3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     eps, positions = read_eps(fields), read_max_positions(fields)
     has_bias = fields.flag("attention_bias")
-    attention = replace(
-        read_attention(fields, has_bias=has_bias, norms=QueryKeyNorms(eps)),
-        head_gate="self_attn.g_proj" if fields.flag("use_attention_gate", default=True) else None,
-    )
+    attention = read_attention(fields, has_bias=has_bias, norms=QueryKeyNorms(eps))
+    if fields.flag("use_attention_gate", default=True):
+        linears = replace(attention.linears, head_gate="self_attn.g_proj")
+        attention = replace(attention, linears=linears)
     mixers: dict[str, AttentionSpec | ShortConvSpec] = {
         CONV: read_short_conv(fields),
         FULL: replace(attention, rope=read_rope(fields, positions, FULL)),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.attention import QueryGrowth
+from localllm.model.blocks.attention import QueryGrowth, Scores
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     read_attention,
@@ -35,5 +35,5 @@ def read_ministral3(fields: ConfigFields) -> Architecture:
     beta = asked.nonzero_number("llama_4_scaling_beta", 0.0, 1e3)
     if beta is not None:
         growth = QueryGrowth(beta, attention.rope.original_max_position_embeddings)
-        attention = replace(attention, growth=growth)
+        attention = replace(attention, scores=Scores(growth=growth))
     return read_uniform_decoder(fields, attention, read_gated_mlp(fields))

@@ -95,7 +95,8 @@ def _read_mamba(fields: ConfigFields, eps: float) -> MambaSpec:
 def _read_attention(fields: ConfigFields) -> AttentionSpec:
     own = {} if "head_dim" in fields.raw else {"head_dim": 128}
     attention = read_attention(fields.changed(own))
-    return replace(attention, rope=NO_ROPE, name="mixer", output="mixer.o_proj")
+    linears = replace(attention.linears, name="mixer", output="mixer.o_proj")
+    return replace(attention, rope=NO_ROPE, linears=linears)
 
 
 def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:

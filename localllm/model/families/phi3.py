@@ -16,7 +16,8 @@ from localllm.model.families.common import (
 def read_phi3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = _with_longrope(fields)
-    attention = replace(read_attention(fields, window=read_window(fields)), is_stored_whole=True)
+    attention = read_attention(fields, window=read_window(fields))
+    attention = replace(attention, linears=replace(attention.linears, is_whole=True))
     mlp = replace(read_gated_mlp(fields), names=WHOLE)
     return read_uniform_decoder(fields, attention, mlp)
 

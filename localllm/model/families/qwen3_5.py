@@ -80,7 +80,7 @@ def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
         fields = fields.changed({"partial_rotary_factor": 0.25})
     norms = QueryKeyNorms(eps, offset=1.0)
     attention = read_attention(fields, has_bias=has_bias, norms=norms)
-    return replace(attention, has_gate=True)
+    return replace(attention, linears=replace(attention.linears, has_gate=True))
 
 
 def read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:

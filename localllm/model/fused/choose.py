@@ -52,7 +52,11 @@ def fuse_head(
     supported.
     """
     attention = layers[0].sublayers[0].block
-    if len(layers) > 1 or not isinstance(attention, Attention) or attention.spec.growth is not None:
+    if (
+        len(layers) > 1
+        or not isinstance(attention, Attention)
+        or attention.spec.scores.growth is not None
+    ):
         return None
     if isinstance(head, ClusteredHead) or not CpuHead.supports(fused, embedding, join, head):
         return None

@@ -63,14 +63,14 @@ class CpuDecoder:
             sizes.head_dim,
             last_norm.eps,
             sizes.score_scale,
-            sizes.cap or 0.0,
+            sizes.scores.cap or 0.0,
             share,
             _gate(layers[0]),
             _norm_kind(sizes),
-            sizes.has_gate,
+            sizes.linears.has_gate,
             *widest,
         )
-        self._growth = sizes.growth
+        self._growth = sizes.scores.growth
         self._forward = library.decoder_forward
         self._forward.argtypes = [
             *3 * [ctypes.c_void_p],
@@ -204,7 +204,7 @@ def _set_attention(found: structs.Layer, attention: Attention) -> None:
     found.qkv, found.output = map(_product, attention.products)
     found.first_width = _c_product(attention.qkv_proj).weight.width_out
     found.window = attention.spec.window or 0
-    found.num_hidden = attention.spec.num_hidden
+    found.num_hidden = attention.spec.scores.num_hidden
 
 
 def _set_recurrence(found: structs.Layer, mixer: Recurrence) -> None:

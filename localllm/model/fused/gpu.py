@@ -88,7 +88,7 @@ class GpuDecoder:
                 max_query_len=batch.max_query_len,
                 scale=spec.score_scale,
                 window=spec.window,
-                num_hidden=spec.num_hidden,
+                num_hidden=spec.scores.num_hidden,
             )
             hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
             before = Around(norm=mlp_norm.weight, eps=mlp_norm.eps, is_gated=True)
