@@ -155,6 +155,13 @@ def test_the_index_names_every_page() -> None:
     assert pages - {index} <= named
 
 
+def test_the_pages_are_short_enough_to_be_read() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "flags.md"]
+    num_words = {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
+    longest = sorted(num_words, key=lambda page: -num_words[page])[:3]
+    assert sum(num_words.values()) <= 28_000, f"say things once; the longest pages: {longest}"
+
+
 def pages_of_rooms() -> list[tuple[str, str]]:
     """Each room of the table in architecture.md, with each link to its page or section."""
     table = (ROOT / "docs" / "architecture.md").read_text()
