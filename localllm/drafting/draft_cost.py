@@ -95,5 +95,8 @@ class DraftCost:
         self._is_too_low, more = more < SETTLED - 1, max(more, 0.0)
         self._is_measured |= len(points) > 1
         guess = self._marginal if self._is_measured else more / length / 2
-        self._marginal = min(max((slope + guess) / (spread + 1), 0.0), more / length)
+        # The guess counts like a step without drafts: lengths that are nearly alike tell little.
+        weight = length**2
+        slope = (slope + guess * weight) / (spread + weight)
+        self._marginal = min(max(slope, 0.0), more / length)
         self._fixed = more - self._marginal * length

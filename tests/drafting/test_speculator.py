@@ -230,7 +230,7 @@ RUNS: dict[str, tuple[Run, float]] = {
     "a head right only later": (head(0.9, 1, FAIR, 3000, first_right=1500), 1.45),
     "drafts that become cheap": (head(0.9, 4, DEAR, 600, then=FAIR, later=100), 1.46),
     "n-grams that become cheap": (Run("edited", 4, 600, DEAR, then=FAIR, later=40), 1.99),
-    "drafts that become dear": (head(0.9, 4, FAIR, 600, then=DEAR, later=100), 2.28),
+    "drafts that become dear": (head(0.9, 4, FAIR, 600, then=DEAR, later=100), 2.1),
     "edits that become dear": (Run("edited", 4, 600, FAIR, then=DEAR, later=60), 0.99),
     "another machine": (
         head(0.7, 16, Cost(4.0, 2.0), 600, then=Cost(0.02, 0.1, 2.0), later=150),
