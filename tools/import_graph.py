@@ -113,10 +113,12 @@ def upward_arrows_of(graph: Graph) -> Iterator[str]:
 
 def arrows_of(graph: Graph) -> dict[str, set[str]]:
     """Which rooms each room imports from; every room has an entry."""
+    # The package itself is in no room; it imports what it gives out on first use.
+    package = "localllm.__init__"
     arrows: dict[str, set[str]] = defaultdict(set)
-    for module, imports in graph.items():
-        if module != "localllm.__init__":  # in no room; it imports what it gives out on first use
-            arrows[room_of(module)] |= {room_of(name) for name in imports} - {room_of(module)}
+    for module in graph.keys() - {package}:
+        here = room_of(module)
+        arrows[here] |= {room_of(name) for name in graph[module] - {package}} - {here}
     return dict(arrows)
 
 
