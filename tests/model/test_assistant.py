@@ -138,7 +138,7 @@ def test_an_assistant_drafts_as_in_transformers(
     write_assistant(tmp_path / "assistant", 48, has_clusters=has_clusters, is_unified=is_unified)
     engine, oracle = engine_in(tmp_path), oracle_in(tmp_path, is_unified=is_unified)
     assert engine.speculator is not None
-    drafter = engine.speculator._drafters[-1]
+    drafter = engine.speculator.proposers[-1].drafter
     assert isinstance(drafter, AssistantDrafter)
     seen = list[tuple[tuple[int, ...], int, Tensor]]()
     runner: Any = drafter._runner
