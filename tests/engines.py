@@ -27,9 +27,9 @@ from localllm.engine.prompt_scorer import PromptScorer
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.attention import AttentionSpec, Scores
-from localllm.model.blocks.block import StateDType
 from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
+from localllm.model.dtypes import StateDType
 from localllm.model.families.mistral import read_mistral
 from localllm.model.families.table import FAMILIES, read_architecture
 from localllm.model.paged_kv_cache import PagedKVCache

@@ -38,7 +38,8 @@ from localllm.hub.catalog_shape import catalog_shape
 from localllm.hub.checkpoint import FetchedModel, NamedDrafters
 from localllm.hub.download import fetch_model, find_snapshot, is_whole
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.block import RowBytes, StateDType
+from localllm.model.blocks.block import RowBytes
+from localllm.model.dtypes import StateDType
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind

@@ -6,8 +6,7 @@ from typing import Literal
 
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, brief
-from localllm.model.blocks.block import STATE_DTYPES, StateDType
-from localllm.model.config_fields import DTYPES
+from localllm.model.dtypes import DTYPES, STATE_DTYPES, StateDType
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8")

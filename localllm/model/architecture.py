@@ -8,21 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from localllm.model.blocks.attention import AttentionSpec
-from localllm.model.blocks.block import (
-    BlockSpec,
-    KVState,
-    LinearGroup,
-    RecurrentState,
-    RowBytes,
-    StateDType,
-)
+from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RecurrentState, RowBytes
 from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
-from localllm.model.config_fields import DType
+from localllm.model.dtypes import DType, StateDType
 from localllm.model.join import JoinSpec
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec

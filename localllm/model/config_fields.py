@@ -4,19 +4,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, nan
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from localllm.errors import CheckpointError, UnsupportedModelError, brief
+from localllm.model.dtypes import DTYPES, DType
 
 logger = logging.getLogger(__name__)
 
-DType = Literal["float32", "bfloat16", "float16"]
-# With their other names in torch.
-DTYPES: Mapping[DType, tuple[str, ...]] = {
-    "float32": ("float",),
-    "bfloat16": (),
-    "float16": ("half",),
-}
 _FLOAT, _FLOATS = "__float__", {"Infinity": inf, "-Infinity": -inf, "NaN": nan}
 REDOWNLOAD = "download the model again, or use another revision"
 OTHER_ENGINE = "a model of docs/models.md, or vLLM for this one (it supports the widest set)"

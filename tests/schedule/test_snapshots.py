@@ -16,8 +16,8 @@ from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.memory import slot_sizes
-from localllm.model.blocks.block import STATE_DTYPES, StateDType
 from localllm.model.decoder import DecoderModel
+from localllm.model.dtypes import STATE_DTYPES, StateDType
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.snapshots import ROLL, STRIDE, Snapshots, positions, spread

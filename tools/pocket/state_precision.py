@@ -23,7 +23,7 @@ from corpus import HELD_OUT_BOOKS, read_books
 from localllm.engine.config import EngineConfig
 from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
-from localllm.model.blocks.block import STATE_DTYPES, StateDType
+from localllm.model.dtypes import STATE_DTYPES, StateDType
 from localllm.model.families.table import read_architecture
 
 WINDOW, NUM_WINDOWS = 2048, 12

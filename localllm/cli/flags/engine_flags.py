@@ -12,7 +12,7 @@ from localllm.cli.flags.values import (
 )
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
-from localllm.model.blocks.block import STATE_DTYPES
+from localllm.model.dtypes import STATE_DTYPES
 
 _SPECULATION = SpeculationConfig()
 # Formats for random weights and for plans; as in `random_weights`, whose module imports torch.

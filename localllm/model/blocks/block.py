@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from localllm.model.dtypes import StateDType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +26,6 @@ if TYPE_CHECKING:
     from localllm_kernels.linears import ExpertsProduct
     from localllm_kernels.pointwise.gate import GateKind
     from localllm_kernels.recurrence.state_cache import StateCache
-
-# Of the matrices of recurrences; see RecurrentState.
-StateDType = Literal["float32", "float16"]
-STATE_DTYPES: tuple[StateDType, ...] = ("float32", "float16")
 
 # From the number of values in a row of the KV cache to its bytes.
 RowBytes = Callable[[int], int]

@@ -15,10 +15,10 @@ from localllm.model.blocks.block import (
     Parts,
     RecurrentState,
     RowBytes,
-    StateDType,
     Work,
 )
 from localllm.model.blocks.recurrence import Recurrence
+from localllm.model.dtypes import StateDType
 
 if TYPE_CHECKING:
     from localllm_kernels.recurrence.recurrence import Heads

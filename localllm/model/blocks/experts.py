@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import (
-    BlockDefaults,
-    BlockInputs,
-    LinearGroup,
-    Parts,
-)
+from localllm.model.blocks.block import BlockDefaults, BlockInputs, LinearGroup, Parts
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
 

@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import (
-    BlockDefaults,
-    BlockInputs,
-    LinearGroup,
-    Parts,
-)
+from localllm.model.blocks.block import BlockDefaults, BlockInputs, LinearGroup, Parts
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
 from localllm.model.norm import Norm, NormSpec

@@ -13,10 +13,10 @@ from localllm.model.blocks.block import (
     Parts,
     RecurrentState,
     RowBytes,
-    StateDType,
     Work,
 )
 from localllm.model.blocks.recurrence import Recurrence
+from localllm.model.dtypes import StateDType
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import (
-    BlockDefaults,
-    BlockInputs,
-    InputsFrom,
-    LinearGroup,
-    Parts,
-)
+from localllm.model.blocks.block import BlockDefaults, BlockInputs, InputsFrom, LinearGroup, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
