@@ -1,11 +1,31 @@
 """What all bodies that clients send have in common."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 Name = Annotated[str, Field(max_length=300)]
+
+
+def _all_finite(values: Iterable[Any]) -> bool:
+    """Whether all numbers are; models within have been asked themselves."""
+    left = [values]
+    while left:
+        for each in left.pop():
+            if isinstance(each, float) and not isfinite(each):
+                return False
+            if isinstance(each, dict | list):
+                left.append(each.values() if isinstance(each, dict) else each)
+    return True
 
 
 class Body(BaseModel):
@@ -18,6 +38,13 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
     IS_OPEN: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _is_finite(self) -> Self:
+        # pydantic looks only at fields that are floats, and 1e999 in a schema is read as infinity.
+        if not _all_finite([*self.__dict__.values(), *(self.model_extra or {}).values()]):
+            raise ValueError("JSON has no NaN, no Infinity, and no number beyond 1.8e308")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

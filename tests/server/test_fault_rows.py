@@ -196,6 +196,16 @@ def test_row_26_what_is_out_of_range_is_named(server: Server, param: str, value:
     assert_refused(response, 400)
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", f"{'9' * 400}.0"])
+def test_row_26_what_a_schema_says_is_finite(server: Server, number: str) -> None:
+    tool = f'{{"type": "function", "name": "f", "parameters": {{"type": {number}}}}}'
+    body = f'{{"input": "Hello", "max_output_tokens": 1, "tools": [{tool}]}}'
+    response = httpx.post(
+        f"{server.url}/v1/responses", content=body, headers={"content-type": "application/json"}
+    )
+    assert "no number beyond" in assert_refused(response, 400)["message"]
+
+
 @pytest.mark.parametrize("prompt", [[-1], [6144], [0.5], [10**18], [], "", [[]], [5, "a"], None])
 def test_row_27_tokens_that_are_none_are_refused(server: Server, prompt: Any) -> None:
     body = {"prompt": prompt, "max_tokens": 1}
