@@ -118,6 +118,12 @@ def test_flags_of_other_programs_are_ours(typed: str, meant: str) -> None:
     assert parsed("chat", *typed.split()) == meant.split()
 
 
+def test_a_folder_is_named_where_a_command_takes_it() -> None:
+    assert parsed("quantize", "-o", "out", "x", "--bits", "4") == ["x", "--bits", "4", "out"]
+    assert parsed("quantize", "x", "--output-dir=out") == ["x", "out"]
+    assert parsed("quantize", "-m", "x", "-o", "out") == ["x", "out"]
+
+
 def test_a_model_is_named_where_a_command_takes_it() -> None:
     assert parsed("serve", "-np", "4", "-m", "x") == ["--max-num-seqs", "4", "x"]
     assert parsed("serve", "--model=x", "--port", "1") == ["--port", "1", "x"]

@@ -37,6 +37,11 @@ _SAME = {
     **dict.fromkeys(("--no-log",), "--no-save"),
     **dict.fromkeys(("--prompt-file", "--fragment"), "--file"),
 }
+# Theirs: our argument, where a command has one of this name and no such flag.
+_ARGUMENTS = {
+    **dict.fromkeys(("-m", "--model", "-hf", "--hf-repo", "--model-path"), "model"),
+    **dict.fromkeys(("-o", "--out", "--output", "--outdir", "--out-dir", "--output-dir"), "out"),
+}
 _GPU = ("the model is on the GPU if there is one", "leave it out; --device cpu uses none")
 _ONE_GPU = ("localllm uses one GPU", "CUDA_VISIBLE_DEVICES=1 chooses it")
 _ALWAYS = ("localllm does this by itself", "leave it out")
@@ -101,16 +106,18 @@ def translated(words: Sequence[str], parameters: Sequence[Any]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     found: list[str] = []
     prompts: list[str] = []
-    models: list[str] = []
+    named: dict[str, str] = {}  # arguments that were given as flags
     places: list[int] = []  # of arguments among what was found
     rest = iter(words[:end])
     for word in rest:
         name, is_given, value = word.partition("=")
+        meant = _ARGUMENTS.get(name.replace("_", "-"), "")
+        if meant in arguments and not options.keys() & {name, f"--{meant}"}:
+            named[meant] = value if is_given else next(rest, "")
+            continue
         ours = _ours(name, options)
         if _PROMPT.match(word) and name not in options:
             prompts.append(word)
-        elif ours == "--model" and ours not in options and "model" in arguments:
-            models.append(value if is_given else next(rest, ""))
         elif ours is not None:
             found.append(word if ours == name else f"{ours}={value}" if is_given else ours)
             if options.get(ours, False) and not is_given:
@@ -118,10 +125,11 @@ def translated(words: Sequence[str], parameters: Sequence[Any]) -> list[str]:
         else:
             places += [len(found)] * (not word.startswith("-"))
             found.append(word)
-    if models:
-        behind_model = places[arguments.index("model") :]
-        place = behind_model[0] if behind_model else len(found)
-        found[place:place] = models
+    for i, argument in enumerate(arguments):
+        if argument in named:
+            place = places[i] if i < len(places) else len(found)
+            found.insert(place, named[argument])
+            places[i:] = [place, *(each + 1 for each in places[i:])]
     behind = [*prompts, *words[end + 1 :]]
     return [*found, *(["--", *behind] if behind or end < len(words) else [])]
 
@@ -151,7 +159,7 @@ def _ours(name: str, options: dict[str, bool]) -> str | None:
         same = _SAME.get(each)
         if each in options:
             return each
-        if same is not None and (same in options or same == "--model"):
+        if same in options:
             return same
         if each in _OTHERS:
             why, hint = _OTHERS[each]
