@@ -17,10 +17,10 @@ from every_family import EVERY_FAMILY, WITH_EXPERTS
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localllm.drafting.five_calls import AnySpeculator
+from localllm.engine.chosen_operators import library_folder
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.model_runner import ModelRunner
-from localllm.engine.operators import library_folder
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.prompt_scorer import PromptScorer

@@ -42,7 +42,7 @@ _REHEARSAL_S = 300
 def environment(place: Place) -> dict[str, Any]:
     """Machine, versions and commit."""
     from localllm.bench.environment import describe_environment
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
 
     found = describe_environment(select_device(place.config()))
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]

@@ -14,8 +14,8 @@ from localllm.answer.drafters import find_drafters
 from localllm.answer.opening import load_draft_model
 from localllm.cost.rates import ModelWork
 from localllm.drafting.five_calls import AnySpeculator
+from localllm.engine.chosen_device import select_device
 from localllm.engine.config import EngineConfig
-from localllm.engine.device import select_device
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_decoder import LoadedDecoder, build_decoder, load_decoder
 from localllm.engine.loading import build_engine

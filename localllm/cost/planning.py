@@ -18,9 +18,9 @@ from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.drafting.head_source import find_head
 from localllm.drafting.speculation_config import SpeculationConfig
+from localllm.engine.chosen_device import KV_DTYPES, free_bytes, select_device, total_bytes
 from localllm.engine.config import EngineConfig
 from localllm.engine.decoder_memory import DecoderMemory
-from localllm.engine.device import KV_DTYPES, free_bytes, select_device, total_bytes
 from localllm.engine.expert_memory import expert_sizes
 from localllm.engine.memory import MemoryPlan
 from localllm.errors import GpuMemoryError, RequestError

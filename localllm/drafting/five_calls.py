@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 _HEAD_DEPTHS = 4
 
 
-def with_older_policy(proposers: Sequence[Proposer], max_draft: int, max_match: int) -> "FiveCalls":
-    """A speculator whose drafts the older policy chooses; `max_match`: see SpeculationConfig."""
+def with_older_policy(
+    proposers: Sequence[Proposer], max_draft: int, max_match: int, budget: int
+) -> "FiveCalls":
+    """A speculator whose drafts the older policy chooses; `max_match`: see SpeculationConfig;
+    `budget`: see FiveCalls.
+    """
     plain, own = StepTimes(), list[OldProposer]()
     for name, drafter in proposers:
         depths = 1 if name == "draft model" else _HEAD_DEPTHS
@@ -27,14 +31,15 @@ def with_older_policy(proposers: Sequence[Proposer], max_draft: int, max_match: 
         if drafter.is_cheap:
             lengths = DraftLengths(max_match + 1, plain)
         own.append(OldProposer(name, drafter, lengths))
-    return FiveCalls(OldSpeculator(own, max_draft))
+    return FiveCalls(OldSpeculator(own, max_draft), budget)
 
 
 class FiveCalls:
     """One; see Speculator for its calls."""
 
-    def __init__(self, speculator: OldSpeculator) -> None:
-        self.speculator = speculator
+    def __init__(self, speculator: OldSpeculator, budget: int) -> None:
+        """`budget`: the most tokens of a step."""
+        self.speculator, self._budget = speculator, budget
         self._known = set[Request]()
         self._has_waited = False
         # Of the newest step: whether drafts took no longer than they will, and whether there was a
@@ -62,25 +67,28 @@ class FiveCalls:
 
     def renewed(self) -> "FiveCalls":
         """See Speculator."""
-        return FiveCalls(self.speculator.renewed())
+        return FiveCalls(self.speculator.renewed(), self._budget)
 
     def parts(self) -> dict[str, "FiveCalls"]:
         """See Speculator."""
-        return {name: FiveCalls(part) for name, part in self.speculator.parts().items()}
+        parts = self.speculator.parts()
+        return {name: FiveCalls(part, self._budget) for name, part in parts.items()}
 
     def plan(
         self, running: Sequence[Request], *, is_ahead: bool = False
     ) -> Mapping[Request, Sequence[int]] | None:
         """See Speculator."""
-        self._note(running)
         if is_ahead and self.speculator.wants_ids():
             self._has_waited = True
             return None
-        return self.speculator.propose(running, 1 << 20)
+        return self.speculator.propose(running, self._budget)
 
     def fill(self, batch: ScheduledBatch) -> PlannedStep | None:
         """See Speculator."""
-        self._note([entry.request for entry in batch.requests])
+        for entry in batch.requests:
+            if entry.request not in self._known:
+                self._known.add(entry.request)
+                self.speculator.add(entry.request)
         has_waited, self._has_waited, self._newest = self._has_waited, False, None
         if self.speculator.is_watching:
             self.speculator.complete(batch)
@@ -113,12 +121,6 @@ class FiveCalls:
         self.speculator.forget(request)
         self._known.discard(request)
         return counts
-
-    def _note(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request not in self._known:
-                self._known.add(request)
-                self.speculator.add(request)
 
 
 AnySpeculator = FiveCalls | Speculator

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
+from localllm.drafting.asking import MAX_DRAFTED_TOKENS, ask, find_forced, room_of
 from localllm.drafting.draft_choice import MOST_LOST_AT_ONCE, DraftChoice
 from localllm.drafting.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.drafting.draft_trials import STEPS_UNASKED
-from localllm.drafting.drafter import NOT_KNOWN, Drafter, Proposal
-from localllm.schedule.matcher import Matcher
+from localllm.drafting.drafter import Drafter, Proposal
 from localllm.schedule.request import DraftCount, Request, RequestStatus
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.schedule.step_times import StepTimes
@@ -44,9 +44,6 @@ _NEWEST = 0.1
 # Where steps overlap: each of the _HOT_STEPS steps after a draft that saved time waits for the ids
 # of the previous step; otherwise one step in _COLD_STEPS does.
 _HOT_STEPS, _COLD_STEPS = 4, 24
-
-# The most drafted tokens of all requests in a step; the memory plan has room for their logits.
-MAX_DRAFTED_TOKENS = 64
 
 
 class Proposer(NamedTuple):
@@ -224,7 +221,7 @@ class Speculator:
         if self._nap and not follows_grammars:
             self._nap, self._slept = self._nap - 1, self._slept + 1
             return {}
-        self._forced = self._find_forced(running) if follows_grammars else {}
+        self._forced = find_forced(running, self._max_draft) if follows_grammars else {}
         drafts = self._propose(running, budget)
         self._nap = 0 if follows_grammars or drafts else self._possible_nap()
         return {**drafts, **self._forced} if self._forced else drafts
@@ -420,26 +417,6 @@ class Speculator:
         needed = ceil(self._look_s / (_LOOK_SHARE * step_s))
         return min(max(1, needed), self._longest_interval)
 
-    def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
-        """For each request, the next tokens if its grammar allows no others."""
-        found, left = dict[Request, list[int]](), MAX_DRAFTED_TOKENS
-        for request in running:
-            room = min(left, self._room(request)) if request.matcher is not None else 0
-            if request.matcher is not None and room:
-                tokens = request.matcher.forced(room)
-                left -= len(tokens)
-                if tokens:
-                    found[request] = tokens
-        return found
-
-    def _room(self, request: Request) -> int:
-        """How many tokens may be drafted for a request now."""
-        is_decoding = request.num_tokens - request.num_computed_tokens == 1
-        if request.num_pending or not is_decoding:
-            return 0
-        left = request.max_total_tokens - request.num_tokens - 1
-        return max(0, min(self._max_draft, left))
-
     def _look(
         self, running: Sequence[Request], budget: int, num_steps: int
     ) -> Mapping[Request, Sequence[int]]:
@@ -451,14 +428,14 @@ class Speculator:
         rooms = {
             request: room
             for request in running
-            if request not in self._forced and (room := self._room(request))
+            if request not in self._forced and (room := room_of(request, self._max_draft))
         }
         proposals = list[list[Proposal | None]]()
         is_copying = False
         for number, drafter in enumerate(self._drafters):
             asks[number] &= not is_copying
             is_asked = asks[number]
-            proposals.append([_ask(drafter, *each) if is_asked else None for each in rooms.items()])
+            proposals.append([ask(drafter, *each) if is_asked else None for each in rooms.items()])
             is_copying |= self._copies(number, rooms, proposals[-1])
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
@@ -577,19 +554,3 @@ class Speculator:
         elif tokens_each > 1.0:
             # The first steps of a kind are slow, so one alone does not tell that it never pays.
             self._hot, self._looks_next = max(1, self._hot), True
-
-
-def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:
-    """A drafter's proposal for a request, as far as the request's grammar allows it."""
-    proposal = drafter.propose(request, room)
-    if proposal is None or request.matcher is None:
-        return proposal
-    return _allowed(proposal, request.matcher)
-
-
-def _allowed(proposal: Proposal, matcher: Matcher) -> Proposal | None:
-    """The part of a proposal that the grammar allows; all of it if its ids are not known yet."""
-    if NOT_KNOWN in proposal.token_ids:
-        return proposal
-    count = matcher.count_allowed(proposal.token_ids)
-    return proposal._replace(token_ids=proposal.token_ids[:count]) if count else None

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.drafting.acceptance import Draft
+from localllm.drafting.asking import MAX_DRAFTED_TOKENS, ask, find_forced, room_of
 from localllm.drafting.draft_policy import DraftPolicy, Plan, PolicyOutcome
-from localllm.drafting.drafter import NOT_KNOWN, Drafter, Proposal
+from localllm.drafting.drafter import Drafter, Proposal
 from localllm.schedule.request import DraftCount, Request
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.schedule.step_clock import StepClock
@@ -22,8 +23,6 @@ from localllm.schedule.step_clock import StepClock
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The most drafted tokens of all requests in a step; the memory plan has room for their logits.
-MAX_DRAFTED_TOKENS = 64
 # Who proposes what a grammar forces.
 _GRAMMAR = "grammar"
 # So many steps before it may draft, a drafter begins to see hidden states.
@@ -151,7 +150,7 @@ class Speculator:
             self._nap, self._slept = self._nap - 1, self._slept + 1
             return {}
         self._nap, self._last = 0, last
-        forced = self._find_forced(running) if follows_grammars else {}
+        forced = find_forced(running, self._max_draft) if follows_grammars else {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
         size, is_measured = missing.count(1), not forced and set(missing) == {1}
         asked = self._policy.asked(size, is_measured=is_measured)
@@ -257,7 +256,7 @@ class Speculator:
         rooms = {
             request: room
             for request in running
-            if request not in forced and (room := self._room(request))
+            if request not in forced and (room := room_of(request, self._max_draft))
         }
         proposals, looks, began_s = dict[int, dict[Request, Proposal]](), {}, self._now()
         for number in asked:
@@ -265,7 +264,7 @@ class Speculator:
             proposals[number] = {
                 request: found
                 for request, room in rooms.items()
-                if (found := _ask(drafter, request, room)) is not None
+                if (found := ask(drafter, request, room)) is not None
             }
             looks[number] = self._now() - began_s
             began_s += looks[number]
@@ -307,26 +306,6 @@ class Speculator:
         idle = min(self._policy.idle_steps(size), *(each - _SEEN_STEPS for each in seen), _NAP)
         return max(0, idle - 1)
 
-    def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
-        """For each request, the next tokens if its grammar allows no others."""
-        found, left = dict[Request, list[int]](), MAX_DRAFTED_TOKENS
-        for request in running:
-            room = min(left, self._room(request)) if request.matcher is not None else 0
-            if request.matcher is not None and room:
-                tokens = request.matcher.forced(room)
-                left -= len(tokens)
-                if tokens:
-                    found[request] = tokens
-        return found
-
-    def _room(self, request: Request) -> int:
-        """How many tokens may be drafted for a request now."""
-        is_decoding = request.num_tokens - request.num_computed_tokens == 1
-        if request.num_pending or not is_decoding:
-            return 0
-        left = request.max_total_tokens - request.num_tokens - 1
-        return max(0, min(self._max_draft, left))
-
     def _count(self, entry: ScheduledRequest, num_accepted: int) -> None:
         """Count a draft and what was accepted of it; not what is behind the end of an answer."""
         by, counts = entry.proposer, self._counts[entry.request]
@@ -334,14 +313,3 @@ class Speculator:
         in_answer = min(num_accepted, len(entry.request.token_ids) - entry.known_end)
         drafted, accepted = counts.get(name, (0, 0))
         counts[name] = drafted + len(entry.draft), accepted + in_answer
-
-
-def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:
-    """A drafter's proposal for a request, as far as the request's grammar allows it; all of it if
-    its ids are not known yet.
-    """
-    proposal = drafter.propose(request, room)
-    if proposal is None or request.matcher is None or NOT_KNOWN in proposal.token_ids:
-        return proposal
-    count = request.matcher.count_allowed(proposal.token_ids)
-    return proposal._replace(token_ids=proposal.token_ids[:count]) if count else None

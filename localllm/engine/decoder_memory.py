@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from localllm.drafting.head_source import HeadMemory, head_memory
+from localllm.engine.chosen_device import KV_DTYPES, step_tokens
 from localllm.engine.config import EngineConfig
-from localllm.engine.device import KV_DTYPES, step_tokens
 from localllm.engine.expert_memory import ExpertSizes, plan_experts
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.step_inputs import graph_rows

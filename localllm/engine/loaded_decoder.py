@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from localllm.drafting.head_source import find_head, is_named
+from localllm.engine.chosen_device import dtypes_of, free_bytes, select_device
+from localllm.engine.chosen_operators import operators_for
 from localllm.engine.config import EngineConfig
 from localllm.engine.decoder_memory import DecoderMemory
-from localllm.engine.device import dtypes_of, free_bytes, select_device
 from localllm.engine.expert_memory import expert_sizes
 from localllm.engine.memory import MemoryPlan, describe_taken, reconcile
-from localllm.engine.operators import operators_for
 from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, GpuMemoryError
 from localllm.model.architecture import Architecture

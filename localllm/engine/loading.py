@@ -64,8 +64,9 @@ def build_engine(
     proposers = proposers_for(loaded, kv_cache, config, scheduling, draft)
     speculator = None
     if proposers:
-        speculation = config.speculation
-        speculator = with_older_policy(proposers, speculation.max_draft, speculation.max_match)
+        most, longest = config.speculation.max_draft, config.speculation.max_match
+        budget = scheduling.max_num_batched_tokens
+        speculator = with_older_policy(proposers, most, longest, budget)
     pooler = Pooler(loaded.model) if config.pools else None
     taps = [*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ())]
     runner = make_runner(loaded, kv_cache, scheduling, plan.max_model_len, count, taps=taps)

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localllm.drafting.speculator import MAX_DRAFTED_TOKENS
+from localllm.drafting.asking import MAX_DRAFTED_TOKENS
 from localllm.engine.config import EngineConfig
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture, SlotSizes

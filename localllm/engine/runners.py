@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from localllm.engine.chosen_operators import tuning_file
 from localllm.engine.config import EngineConfig
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.loaded_decoder import LoadedDecoder
 from localllm.engine.memory import slot_sizes
 from localllm.engine.model_runner import ModelRunner
-from localllm.engine.operators import tuning_file
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.operators.device import CudaDevice

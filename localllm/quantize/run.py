@@ -14,8 +14,8 @@ from torch import Tensor
 
 from localllm.answer.evaluation import Evaluation
 from localllm.answer.opening import open_model
+from localllm.engine.chosen_operators import library_folder
 from localllm.engine.config import EngineConfig
-from localllm.engine.operators import library_folder
 from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, RequestError
 from localllm.files.json_file import read_json_object

@@ -14,6 +14,7 @@ from scheduling import make_request
 from simulated import Simulated
 from simulated import simulate as simulate_calls
 
+from localllm.drafting.asking import MAX_DRAFTED_TOKENS
 from localllm.drafting.assistant_drafter import AssistantDrafter
 from localllm.drafting.draft_lengths import MARGIN, DraftHistory, DraftLengths
 from localllm.drafting.draft_model import DraftModel
@@ -21,7 +22,7 @@ from localllm.drafting.drafter import Drafter, Proposal
 from localllm.drafting.five_calls import FiveCalls
 from localllm.drafting.head_drafter import HeadDrafter
 from localllm.drafting.ngram import NgramDrafter
-from localllm.drafting.speculation import MAX_DRAFTED_TOKENS, Proposer, Speculator
+from localllm.drafting.speculation import Proposer, Speculator
 from localllm.schedule.request import Request
 from localllm.schedule.runner import Computed, HeadDraft
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
@@ -38,7 +39,7 @@ MACHINES: dict[str, Callable[[int], float]] = {
 
 
 def simulate(speculator: Speculator, *args: Any, **more: Any) -> Simulated:
-    return simulate_calls(FiveCalls(speculator), *args, **more)
+    return simulate_calls(FiveCalls(speculator, 1024), *args, **more)
 
 
 def new_speculator() -> Speculator:
@@ -46,6 +47,15 @@ def new_speculator() -> Speculator:
     return Speculator(
         [Proposer("n-grams", NgramDrafter(2, 8), DraftLengths(9))], 15, clock=lambda: 0.0
     )
+
+
+def test_a_prompt_beside_drafts_counts_as_far_as_a_step_computes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speculator, budgets = new_speculator(), list[int]()
+    monkeypatch.setattr(speculator, "propose", lambda running, budget: budgets.append(budget) or {})
+    FiveCalls(speculator, 256).plan([make_request(0, 5000)])
+    assert budgets == [256]
 
 
 def step_of(*requests: Request, num_tokens: int) -> ScheduledBatch:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.operators import library_folder
+from localllm.engine.chosen_operators import library_folder
 from localllm.files.private_files import (
     make_private_folder,
     new_private,

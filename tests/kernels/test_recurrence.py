@@ -11,7 +11,7 @@ import torch
 import triton
 from guards import needs_interpreter
 
-from localllm.engine.operators import library_folder
+from localllm.engine.chosen_operators import library_folder
 from localllm_kernels import cpu_ops
 from localllm_kernels.recurrence.launch import recurrence
 from localllm_kernels.recurrence.recurrence import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from localllm.engine.operators import library_folder
+from localllm.engine.chosen_operators import library_folder
 from localllm_kernels import cpu_ops
 from localllm_kernels.recurrence.short_conv import short_conv_reference
 from localllm_kernels.recurrence.short_conv_launch import short_conv

@@ -50,14 +50,14 @@ def run_in_turns(engines: Sequence[Engine]) -> list[float]:
     return seconds
 
 
-def new_speculator(policy: str, proposers: Sequence[Proposer]) -> AnySpeculator | None:
-    """One that knows nothing yet; None for the policy "none"."""
+def new_speculator(policy: str, proposers: Sequence[Proposer], budget: int) -> AnySpeculator | None:
+    """One that knows nothing yet; None for the policy "none". `budget`: of tokens of a step."""
     own = [each._replace(drafter=each.drafter.renewed()) for each in proposers]
     most = _SPECULATION.max_draft
     if not own or policy == "none":
         return None
     if policy == "older":
-        return with_older_policy(own, most, _SPECULATION.max_match)
+        return with_older_policy(own, most, _SPECULATION.max_match, budget)
     return Speculator(own, most)
 
 
@@ -134,13 +134,14 @@ def main() -> int:
     all_of_them = list(subject.speculator.proposers)
     groups = {each.name: [each] for each in all_of_them}
     groups |= {"together": all_of_them, "none": []}
+    budget = subject.engine.scheduler.config.max_num_batched_tokens
     wanted = args.scripts or ["own words, sampled"]
     for script in [each for each in scripts if each.name in wanted]:
         if args.temperature is not None and script.params.temperature:
             params = replace(script.params, temperature=args.temperature)
             script = replace(script, params=params)
         for name in args.drafters or ["head"]:
-            speculators = [new_speculator(policy, groups[name]) for policy in policies]
+            speculators = [new_speculator(policy, groups[name], budget) for policy in policies]
             runs = measure(subject, script, speculators, args)
             line = f"{script.name}, {name}, batch {args.batch}:"
             for at, policy in enumerate(policies[1:], start=1):

@@ -21,12 +21,12 @@ import torch
 from localllm.bench.compare import ratio_row
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.cost.rates import ModelWork
+from localllm.engine.chosen_device import select_device
+from localllm.engine.chosen_operators import library_folder
 from localllm.engine.config import EngineConfig
-from localllm.engine.device import select_device
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_decoder import build_decoder
 from localllm.engine.loading import build_engine
-from localllm.engine.operators import library_folder
 from localllm.model.families.table import architecture_of
 from localllm.model.linear import Projection, packed_linear
 from localllm.model.packed.table import PACKED_TYPES

@@ -69,8 +69,8 @@ def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
 def _found(place: Place, kind: "WeightKind", anew: bool) -> "Verdict | None":
     import torch
 
-    from localllm.engine.device import select_device
-    from localllm.engine.operators import check_request
+    from localllm.engine.chosen_device import select_device
+    from localllm.engine.chosen_operators import check_request
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.random_weights import RandomWeights
     from localllm.operators.choice import find_verdict

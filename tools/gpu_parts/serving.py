@@ -210,7 +210,7 @@ def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.architecture import HEAD
     from localllm.model.families.table import architecture_of

@@ -127,7 +127,7 @@ def caches(place: Place) -> None:
 def windows(place: Place) -> None:
     """Seconds of a decode step after 16,000 tokens, with a window of 1,024 and without one."""
     from localllm.bench.speed import run_decode, run_prefill
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.engine.loaded_decoder import build_decoder
     from localllm.engine.loading import build_engine
     from localllm.hub.catalog_shape import catalog_shape
@@ -188,7 +188,7 @@ def kernels(place: Place) -> None:
     from localllm.bench.kernels import WHOLE, KernelInputs, kernel_suite
     from localllm.bench.operators import Clock
     from localllm.cost.rates import Rates
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.families.table import architecture_of
     from localllm.operators.graph_timer import GraphTimer

@@ -74,7 +74,7 @@ def bench_kernels(alias: str | None, asked: Suites) -> Measured:
     from localllm.bench.kernels import kernel_suite
     from localllm.bench.operators import Clock
     from localllm.bench.report import Report
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.operators.graph_timer import GraphTimer
 

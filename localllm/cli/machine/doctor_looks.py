@@ -148,8 +148,8 @@ def check_gpu(name: str | None) -> Iterator[Finding]:
     Raises: BackendError without a GPU; as `open_checkpoint`.
     """
     from localllm.cli.models.opening import loading
-    from localllm.engine.device import select_device
-    from localllm.engine.operators import check_request
+    from localllm.engine.chosen_device import select_device
+    from localllm.engine.chosen_operators import check_request
     from localllm.hub.checkpoint import open_checkpoint
     from localllm.model.weight_check import check_weights
     from localllm.model.weight_files import find_weight_files
@@ -193,7 +193,7 @@ def _compiler() -> Iterator[Finding]:
 def _memory() -> Iterator[Finding]:
     import torch
 
-    from localllm.engine.device import free_bytes
+    from localllm.engine.chosen_device import free_bytes
 
     free = free_bytes(torch.device("cpu"))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

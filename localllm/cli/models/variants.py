@@ -107,7 +107,7 @@ def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
 
 
 def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.quantize.calibrate import CalibrationRequest
     from localllm.quantize.estimate import stage_seconds

@@ -57,7 +57,7 @@ def _read_request(
     flags.recipe.check()
     flags.quality.check()
     text = flags.calibration.read_text()
-    from localllm.engine.device import select_device
+    from localllm.engine.chosen_device import select_device
     from localllm.quantize.run import QuantizeRequest
 
     recipe = flags.recipe.recipe(model)

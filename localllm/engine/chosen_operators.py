@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from localllm.engine.chosen_device import dtypes_of
 from localllm.engine.config import EngineConfig
-from localllm.engine.device import dtypes_of
 from localllm.errors import BackendError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
