@@ -297,7 +297,13 @@ NEEDED = {
     "SETTLE_STEPS": (1, "a useless head, slow at first"),
     "SETTLED": (0.0, "plain steps fade, no gain"),
     "NEAR": (1.0001, "edited text, batch 16"),
+    "WINDOW": (1, "n-grams that become cheap"),
 }
+
+
+def test_no_constant_of_the_policy_lacks_a_machine_that_needs_it() -> None:
+    names = {name for module in MODULES for name in vars(module) if name.isupper()}
+    assert {name for name in names if not name.startswith("_")} - {"TYPE_CHECKING"} == {*NEEDED}
 
 
 @pytest.mark.slow
