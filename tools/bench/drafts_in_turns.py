@@ -2,7 +2,7 @@
 
     python tools/bench/drafts_in_turns.py [--script "own words, sampled"] [--drafters head]
         [--policies account] [--batch 16] [-n 100] [-p 300] [-r 20] [--temperature 0.7]
-        [--text BOOK ...] [--cpu-time]
+        [--spec auto+draft:pocket-draft] [--text BOOK ...] [--cpu-time]
 
 `localllm bench --spec` lets one run follow the other. Here engines that draft, one for each policy,
 and one that does not take turns of eight steps, so that all see the same spells of the machine, and
@@ -104,6 +104,7 @@ def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--script", dest="scripts", action="append", default=[])
     parser.add_argument("--drafters", action="append", default=[], help="none, or as bench names")
+    parser.add_argument("--spec", default="auto", help="who drafts, as --spec of the program")
     parser.add_argument("--policies", default="older", help="older, account, or both")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("-n", dest="num_tokens", type=int, default=100)
@@ -126,6 +127,7 @@ def main() -> int:
         max_num_seqs=args.batch,
         kv_cache_tokens=len(policies) * args.batch * (longest + 64) + 8192,
         threads=1 if args.cpu_time else None,
+        speculation=replace(_SPECULATION, drafter=args.spec),
     )
     subject = open_subject(None, config, longest)
     texts = [path.read_text(encoding="utf-8") for path in args.texts]
