@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from localllm.cli.chat.flags import ChatFlags
-from localllm.cli.flags.groups import Flags, only, option, takes_flags
+from localllm.cli.flags.groups import Flags, flag, only, setting, takes_flags
 from localllm.cli.flags.help import Command
 from localllm.cli.main import app as localllm_app
 from localllm.user.places import config_file
@@ -21,9 +21,9 @@ class Lamp(Flags):
     section = "Light"
     exclusive = (("dark", "watts"),)
 
-    watts: Annotated[int | None, option("--watts", help="How bright.")] = None
-    dark: Annotated[bool, option("--dark", help="Not at all.")] = False
-    colour: Annotated[str, option("--colour", help="In what.", section="Taste")] = "white"
+    watts: int | None = setting(None, "-w", help="How bright.")
+    dark: bool = setting(False, "--dark", "--no-light", help="Not at all.")
+    colour: str = flag("white", help="In what.", section="Taste")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Room(Flags):
     section = "Space"
 
     lamp: Lamp
-    size: Annotated[float, option("--size", help="Square metres.")] = 9.5
+    size: float = setting(9.5, help="Square metres.")
 
 
 def app_of(command: Callable[..., Any]) -> typer.Typer:
@@ -74,8 +74,14 @@ def test_fields_become_options_with_their_names_defaults_and_variables() -> None
     flags = flags_of(room)
     assert list(flags) == ["watts", "dark", "colour", "size"]
     assert [flags[name].default for name in flags] == [None, False, "white", 9.5]
-    assert flags["size"].opts == ["--size"]
-    assert flags["size"].envvar == "LOCALLLM_SIZE"
+    assert [flags[name].opts for name in flags] == [
+        ["-w", "--watts"],
+        ["--dark", "--no-light"],
+        ["--colour"],
+        ["--size"],
+    ]
+    variables = ["LOCALLLM_WATTS", "LOCALLLM_DARK", None, "LOCALLLM_SIZE"]
+    assert [flags[name].envvar for name in flags] == variables
     assert flags["size"].help == "Square metres."
 
 
@@ -140,8 +146,8 @@ def test_other_parameters_and_the_context_stay() -> None:
 def test_each_flag_of_chat_is_a_field_of_one_group() -> None:
     def names(kind: Any) -> list[str]:
         fields = dataclasses.fields(kind)
-        groups = [field.type for field in fields if isinstance(field.type, type)]
-        own = [field.name for field in fields if not isinstance(field.type, type)]
+        groups = [field.type for field in fields if not field.metadata]
+        own = [field.name for field in fields if field.metadata]
         return own + [name for group in groups for name in names(group)]
 
     chat: Any = typer.main.get_command(localllm_app)

@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from localllm.cli.draw.output import is_terminal, json_line, print_error, write_stdout
-from localllm.cli.flags.common import JsonResult, MaxKl, Model
+from localllm.cli.flags.common import JsonResult, Model
 from localllm.cli.flags.engine_flags import EngineFlags
-from localllm.cli.flags.groups import Flags, only, takes_flags
+from localllm.cli.flags.groups import Flags, flag, only, takes_flags
 from localllm.cli.input.user_input import gather_prompt, read_file
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.engine.config import EngineConfig
@@ -27,20 +25,11 @@ if TYPE_CHECKING:
 class EvaluationFlags(Flags):
     """What to measure, on which text, and how bad the result may be."""
 
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", help="A text file; stdin if not given.")
-    ] = None
-    against: Annotated[
-        str | None, typer.Option("--against", help="A reference model with the same tokenizer.")
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option("--stride", help="Tokens that a window advances; half of it if unset."),
-    ] = None
-    max_ppl: Annotated[
-        float | None, typer.Option("--max-ppl", help="Exit 10 if the perplexity is over this.")
-    ] = None
-    max_kl: MaxKl = None
+    text: list[Path] | None = flag(help="A text file; stdin if not given.")
+    against: str | None = flag(help="A reference model with the same tokenizer.")
+    stride: int | None = flag(help="Tokens that a window advances; half of it if unset.")
+    max_ppl: float | None = flag(help="Exit 10 if the perplexity is over this.")
+    max_kl: float | None = flag(help="Exit 10 if the mean KL divergence is over this.")
 
     def read_text(self) -> str:
         """The text of the files, or of stdin. Raises: RequestError if there is none."""

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags
-from localllm.cli.flags.groups import Flags, only, option
+from localllm.cli.flags.groups import Flags, flag, only, setting
 from localllm.cli.flags.values import parse_speculation
 from localllm.cli.input.user_input import read_file
 from localllm.drafting.speculation_config import SpeculationConfig
@@ -26,91 +24,47 @@ ROOM = 64  # tokens of context beyond what the tests need
 class WorkloadFlags(Flags):
     """How many tokens and requests, and how many rounds."""
 
-    prompt_tokens: Annotated[
-        int | None,
-        option("-p", "--prompt-tokens", help="Tokens to prefill (512); 0: none."),
-    ] = None
-    decode_tokens: Annotated[
-        int | None,
-        option("-n", "--decode-tokens", help="Tokens to decode (128); 0: none."),
-    ] = None
-    depth: Annotated[
-        str, option("--depth", help="Tokens in the context before those: 0 or 0,4096.")
-    ] = "0"
-    batch: Annotated[
-        str | None, option("--batch", help="Requests that decode together: 1 or 1,4,16.")
-    ] = None
-    repeats: Annotated[
-        int, option("-r", "--repeats", help="Rounds; the median and the spread are reported.")
-    ] = 5
-    seed: Annotated[
-        int, option("--seed", help="Seed of prompts, arrivals and weights.", section="Sampling")
-    ] = 0
+    prompt_tokens: int | None = setting(None, "-p", help="Tokens to prefill (512); 0: none.")
+    decode_tokens: int | None = setting(None, "-n", help="Tokens to decode (128); 0: none.")
+    depth: str = setting("0", help="Tokens in the context before those: 0 or 0,4096.")
+    batch: str | None = setting(help="Requests that decode together: 1 or 1,4,16.")
+    repeats: int = setting(5, "-r", help="Rounds; the median and the spread are reported.")
+    seed: int = setting(0, help="Seed of prompts, arrivals and weights.", section="Sampling")
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWeightFlags(Flags):
     """Random weights in place of a model's own."""
 
-    random_weights: Annotated[
-        bool,
-        option(
-            "--random-weights",
-            help="No download: a shape from the catalogue with random weights.",
-        ),
-    ] = False
-    weights: Annotated[
-        str | None, option("--weights", help="Format of the random weights.", choices=WEIGHT_KINDS)
-    ] = None
+    random_weights: bool = setting(
+        False, help="No download: a shape from the catalogue with random weights."
+    )
+    weights: str | None = setting(help="Format of the random weights.", choices=WEIGHT_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteFlags(Flags):
     """What to measure; without a flag, prefill and decode."""
 
-    serve_load: Annotated[
-        bool, typer.Option("--serve-load", help="Many requests: latencies, throughput, batching.")
-    ] = False
-    prefix: Annotated[bool, typer.Option("--prefix", help="Gain and cost of the prefix cache.")] = (
-        False
+    serve_load: bool = flag(False, help="Many requests: latencies, throughput, batching.")
+    prefix: bool = flag(False, help="Gain and cost of the prefix cache.")
+    paging: bool = flag(False, help="Memory that blocks save over contiguous allocation.")
+    contended: bool = flag(False, help="Decode beside busy processes that it starts itself.")
+    compare: str | None = flag(help="Compare with transformers, in alternating runs.")
+    url: str | None = flag(help="Measure an OpenAI-compatible server instead.")
+    verify: bool = flag(
+        False, help="Check that drafts, cache, chunks and batch do not change the text."
     )
-    paging: Annotated[
-        bool, typer.Option("--paging", help="Memory that blocks save over contiguous allocation.")
-    ] = False
-    contended: Annotated[
-        bool,
-        typer.Option("--contended", help="Decode beside busy processes that it starts itself."),
-    ] = False
-    compare: Annotated[
-        str | None,
-        typer.Option("--compare", help="Compare with transformers, in alternating runs."),
-    ] = None
-    url: Annotated[
-        str | None, typer.Option("--url", help="Measure an OpenAI-compatible server instead.")
-    ] = None
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Check that drafts, cache, chunks and batch do not change the text."
-        ),
-    ] = False
-    ops: Annotated[bool, typer.Option("--ops", help="Time each operator against torch's.")] = False
-    kernels: Annotated[
-        bool,
-        typer.Option("--kernels", help="Time each Triton kernel at a model's sizes, on a GPU."),
-    ] = False
+    ops: bool = flag(False, help="Time each operator against torch's.")
+    kernels: bool = flag(False, help="Time each Triton kernel at a model's sizes, on a GPU.")
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFlags(Flags):
     """The files to write the results to, besides the printed table."""
 
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all results to this file.")
-    ] = None
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Plot them to FILE.png or FILE.html.")
-    ] = None
+    json_file: Path | None = flag(None, "--json", help="Write all results to this file.")
+    plot: Path | None = flag(help="Plot them to FILE.png or FILE.html.")
 
     def check(self) -> None:
         """Raises: RequestError for a file that could not be written at the end of the run."""
@@ -127,26 +81,17 @@ class ReportFlags(Flags):
 class BenchDraftFlags(Flags):
     """Whether to measure the gain of drafts, and which drafter to use."""
 
-    spec: Annotated[
-        bool,
-        typer.Option(
-            "--spec",
-            help="Gain of drafts, on text that repeats and on text that does not.",
-            rich_help_panel=DraftFlags.section,
-        ),
-    ] = False
-    drafter: Annotated[
-        str,
-        typer.Option(
-            "--drafter",
-            help="Who drafts, for --spec and --verify: auto, or ngram, head, eagle:HEAD, "
-            "draft:MODEL (joined by +).",
-        ),
-    ] = "auto"
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", help="For --spec: what the model goes on from in its own words."),
-    ] = None
+    spec: bool = flag(
+        False,
+        help="Gain of drafts, on text that repeats and on text that does not.",
+        section=DraftFlags.section,
+    )
+    drafter: str = flag(
+        "auto",
+        help="Who drafts, for --spec and --verify: auto, or ngram, head, eagle:HEAD, "
+        "draft:MODEL (joined by +).",
+    )
+    text: list[Path] | None = flag(help="For --spec: what the model goes on from in its own words.")
     lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
 
     def read_texts(self) -> tuple[str, ...]:

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from localllm.answer.overflow import OVERFLOW_POLICIES
 from localllm.cli.flags import suggestions
 from localllm.cli.flags.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flags.form_flags import FormFlags
-from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.groups import Flags, flag, setting
 from localllm.cli.flags.sampling_flags import SamplingFlags
 from localllm.cli.input.user_input import read_file
 from localllm.engine.config import EngineConfig
@@ -31,45 +29,28 @@ class PromptFlags(Flags):
     section = "Model and prompt"
     exclusive = (("system", "system_file"),)
 
-    model_flag: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="The model; never taken for a prompt.",
-            autocompletion=suggestions.models,
-        ),
-    ] = None
-    prompt_flag: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="The prompt; never taken for a model.")
-    ] = None
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-f",
-            "--file",
-            help="Put files before the prompt: a path, a folder, '*.py'.",
-            metavar="PATH",
-        ),
-    ] = None
-    system: Annotated[str | None, option("-s", "--system", help="System prompt.")] = None
-    system_file: Annotated[
-        Path | None, option("--system-file", help="System prompt from a file.")
-    ] = None
-    raw: Annotated[
-        bool, option("--raw", help="Complete the prompt as it is, without a chat template.")
-    ] = False
-    parse_special: Annotated[
-        bool,
-        option("--parse-special", help="Read text like <|im_end|> in a prompt as a special token."),
-    ] = False
-    think: Annotated[
-        str | None, option("--think", help="How much the model thinks.", choices=THINK_LEVELS)
-    ] = None
-    remote: Annotated[
-        str | None, option("--remote", help="Ask an OpenAI-compatible server.", metavar="URL")
-    ] = None
-    api_key: Annotated[str | None, option("--api-key", help="The API key of that server.")] = None
+    model_flag: str | None = flag(
+        None,
+        "-m",
+        "--model",
+        help="The model; never taken for a prompt.",
+        suggest=suggestions.models,
+    )
+    prompt_flag: str | None = flag(
+        None, "-p", "--prompt", help="The prompt; never taken for a model."
+    )
+    file: list[str] | None = flag(
+        None, "-f", help="Put files before the prompt: a path, a folder, '*.py'.", metavar="PATH"
+    )
+    system: str | None = setting(None, "-s", help="System prompt.")
+    system_file: Path | None = setting(help="System prompt from a file.")
+    raw: bool = setting(False, help="Complete the prompt as it is, without a chat template.")
+    parse_special: bool = setting(
+        False, help="Read text like <|im_end|> in a prompt as a special token."
+    )
+    think: str | None = setting(help="How much the model thinks.", choices=THINK_LEVELS)
+    remote: str | None = setting(help="Ask an OpenAI-compatible server.", metavar="URL")
+    api_key: str | None = setting(help="The API key of that server.")
 
     def system_prompt(self) -> str | None:
         """The system prompt from --system or --system-file. Raises: RequestError."""
@@ -89,44 +70,25 @@ class AnswerFlags(Flags):
 
     section = "Answer"
 
-    json_output: Annotated[
-        bool, option("--json", help="The answer and its statistics as one JSON object.")
-    ] = False
-    stream_json: Annotated[
-        bool, option("--stream-json", help="One JSON object per event, one per line.")
-    ] = False
-    extract_code: Annotated[
-        bool, option("--extract-code", help="Print only the first fenced code block.")
-    ] = False
-    fail_on_length: Annotated[
-        bool, option("--fail-on-length", help="Exit 9 when the answer is cut.")
-    ] = False
-    why: Annotated[
-        bool, option("--why", help="Report how much of the prompt came from the cache.")
-    ] = False
-    logprobs: Annotated[
-        int | None,
-        option("--logprobs", help="With --json: log-probabilities, and the N most likely tokens."),
-    ] = None
-    hide_thinking: Annotated[
-        bool, option("--hide-thinking", help="Do not show the model's thoughts.")
-    ] = False
-    render: Annotated[
-        str,
-        option(
-            "--render",
-            help="On a terminal: rendered markdown (blocks), or the text as it is (plain).",
-            choices=("auto", "blocks", "plain"),
-        ),
-    ] = "auto"
-    color: Annotated[
-        str,
-        option(
-            "--color",
-            help="Colours (also NO_COLOR, FORCE_COLOR).",
-            choices=("auto", "always", "never"),
-        ),
-    ] = "auto"
+    json_output: bool = setting(
+        False, "--json", help="The answer and its statistics as one JSON object."
+    )
+    stream_json: bool = setting(False, help="One JSON object per event, one per line.")
+    extract_code: bool = setting(False, help="Print only the first fenced code block.")
+    fail_on_length: bool = setting(False, help="Exit 9 when the answer is cut.")
+    why: bool = setting(False, help="Report how much of the prompt came from the cache.")
+    logprobs: int | None = setting(
+        help="With --json: log-probabilities, and the N most likely tokens."
+    )
+    hide_thinking: bool = setting(False, help="Do not show the model's thoughts.")
+    render: str = setting(
+        "auto",
+        help="On a terminal: rendered markdown (blocks), or the text as it is (plain).",
+        choices=("auto", "blocks", "plain"),
+    )
+    color: str = setting(
+        "auto", help="Colours (also NO_COLOR, FORCE_COLOR).", choices=("auto", "always", "never")
+    )
 
     def form(self) -> "AnswerForm":
         """The requested format. Raises: RequestError for more than one."""
@@ -151,24 +113,14 @@ class LineFlags(Flags):
 
     section = "Lines"
 
-    each_line: Annotated[
-        bool,
-        typer.Option(
-            "--each-line", help="Answer each line of stdin by itself, with one line of stdout."
-        ),
-    ] = False
-    field: Annotated[
-        str | None,
-        typer.Option(
-            "--field",
-            help="With --each-line: lines are JSON objects; take the text of this field.",
-            metavar="NAME",
-        ),
-    ] = None
-    skip: Annotated[
-        int,
-        typer.Option("--skip", help="With --each-line: leave out the first N lines.", metavar="N"),
-    ] = 0
+    each_line: bool = flag(
+        False, help="Answer each line of stdin by itself, with one line of stdout."
+    )
+    field: str | None = flag(
+        help="With --each-line: lines are JSON objects; take the text of this field.",
+        metavar="NAME",
+    )
+    skip: int = flag(0, help="With --each-line: leave out the first N lines.", metavar="N")
 
     def check(self) -> None:
         """Raises: RequestError."""
@@ -185,34 +137,21 @@ class ConversationFlags(Flags):
 
     section = "Conversation"
 
-    session_name: Annotated[
-        str | None,
-        option(
-            "--session",
-            help="Continue the conversation of this name, or begin it.",
-            suggest=suggestions.sessions,
-        ),
-    ] = None
-    continue_last: Annotated[
-        bool, typer.Option("--continue", help="Continue the last conversation.")
-    ] = False
-    no_save: Annotated[bool, option("--no-save", help="Do not save the conversation.")] = False
-    overflow: Annotated[
-        str,
-        option(
-            "--overflow",
-            help="What to do when a conversation gets too long.",
-            choices=OVERFLOW_POLICIES,
-        ),
-    ] = "error"
-    keepalive: Annotated[
-        str | None,
-        option(
-            "--keepalive",
-            help="Keep the engine running for the next question: 5m, 0 (no), -1 (forever).",
-            metavar="TIME",
-        ),
-    ] = None
+    session_name: str | None = setting(
+        None,
+        "--session",
+        help="Continue the conversation of this name, or begin it.",
+        suggest=suggestions.sessions,
+    )
+    continue_last: bool = flag(False, "--continue", help="Continue the last conversation.")
+    no_save: bool = setting(False, help="Do not save the conversation.")
+    overflow: str = setting(
+        "error", help="What to do when a conversation gets too long.", choices=OVERFLOW_POLICIES
+    )
+    keepalive: str | None = setting(
+        help="Keep the engine running for the next question: 5m, 0 (no), -1 (forever).",
+        metavar="TIME",
+    )
 
     @property
     def goes_on(self) -> bool:

@@ -20,8 +20,5 @@ JsonObject = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 # As JsonObject, but a variable or a setting can set it too.
 JsonResult = Annotated[bool, option("--json", help="One JSON object.")]
-MaxKl = Annotated[
-    float | None, typer.Option("--max-kl", help="Exit 10 if the mean KL divergence is over this.")
-]
 Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]

@@ -1,9 +1,9 @@
 """The flags of the engine: device and precision, memory, prefix cache, and drafts."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Literal, cast
 
-from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.groups import Flags, setting
 from localllm.cli.flags.values import (
     parse_context,
     parse_expert_memory,
@@ -25,28 +25,16 @@ class PrefixCacheFlags(Flags):
 
     section = "Engine"
 
-    no_prefix_cache: Annotated[
-        bool, option("--no-prefix-cache", help="Do not reuse prefixes of earlier prompts.")
-    ] = False
-    cache_disk: Annotated[
-        str | None,
-        option(
-            "--cache-disk",
-            help="Keep prompts' keys and values on disk, up to SIZE.",
-            metavar="SIZE",
-        ),
-    ] = None
-    cache_dir: Annotated[
-        str | None, option("--cache-dir", help="Folder of prompts' keys and values.", metavar="DIR")
-    ] = None
-    snapshot_memory: Annotated[
-        str,
-        option(
-            "--snapshot-memory",
-            help="Host memory for states of recurrent layers, from which other prompts go on.",
-            metavar="SIZE",
-        ),
-    ] = "2GiB"
+    no_prefix_cache: bool = setting(False, help="Do not reuse prefixes of earlier prompts.")
+    cache_disk: str | None = setting(
+        help="Keep prompts' keys and values on disk, up to SIZE.", metavar="SIZE"
+    )
+    cache_dir: str | None = setting(help="Folder of prompts' keys and values.", metavar="DIR")
+    snapshot_memory: str = setting(
+        "2GiB",
+        help="Host memory for states of recurrent layers, from which other prompts go on.",
+        metavar="SIZE",
+    )
 
 
 _WITH_CACHE = PrefixCacheFlags()
@@ -58,21 +46,17 @@ class DraftFlags(Flags):
 
     section = "Drafts"
 
-    spec: Annotated[
-        str,
-        option(
-            "--spec",
-            help="How tokens are drafted; several ways are joined by +.",
-            choices=("auto", "ngram", "head", "eagle:HEAD", "draft:MODEL", "off"),
-        ),
-    ] = _SPECULATION.drafter
-    spec_max: Annotated[int, option("--spec-max", help="Maximum tokens in a draft.")] = (
-        _SPECULATION.max_draft
+    spec: str = setting(
+        _SPECULATION.drafter,
+        help="How tokens are drafted; several ways are joined by +.",
+        choices=("auto", "ngram", "head", "eagle:HEAD", "draft:MODEL", "off"),
     )
-    spec_ngram: Annotated[
-        str,
-        option("--spec-ngram", help="Tokens to match for an n-gram draft.", metavar="MIN:MAX"),
-    ] = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
+    spec_max: int = setting(_SPECULATION.max_draft, help="Maximum tokens in a draft.")
+    spec_ngram: str = setting(
+        f"{_SPECULATION.min_match}:{_SPECULATION.max_match}",
+        help="Tokens to match for an n-gram draft.",
+        metavar="MIN:MAX",
+    )
 
     def config(self) -> SpeculationConfig:
         """The SpeculationConfig that the flags specify. Raises: RequestError."""
@@ -85,73 +69,43 @@ class EngineFlags(Flags):
 
     section = "Engine"
 
-    ctx: Annotated[
-        str | None,
-        option("-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."),
-    ] = None
-    device: Annotated[
-        str, option("--device", help="Device to compute on.", choices=("auto", "cuda", "cpu"))
-    ] = "auto"
-    threads: Annotated[
-        int | None,
-        option("--threads", help="Threads on a CPU; unset: one per core, fewer beside other work."),
-    ] = None
-    dtype: Annotated[
-        str,
-        option(
-            "--dtype",
-            help="Data type to compute in.",
-            choices=("auto", "float32", "bfloat16", "float16"),
-        ),
-    ] = "auto"
-    backend: Annotated[
-        str,
-        option("--backend", help="Which operators to use.", choices=("auto", "torch", "triton")),
-    ] = "auto"
-    kv_cache_dtype: Annotated[
-        str,
-        option("--kv-cache-dtype", help="Data type of the KV cache.", choices=KV_CACHE_DTYPES),
-    ] = "auto"
-    state_dtype: Annotated[
-        str,
-        option(
-            "--state-dtype",
-            help="Data type of the states of recurrences; float16 halves their memory.",
-            choices=STATE_DTYPES,
-        ),
-    ] = "float32"
-    deterministic: Annotated[
-        bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
-    ] = False
-    self_check: Annotated[
-        bool,
-        option(
-            "--self-check/--no-self-check",
-            help="Check a GPU's kernels before their first use.",
-        ),
-    ] = True
-    gpu_memory_utilization: Annotated[
-        float, option("--gpu-memory-utilization", help="Share of the free memory to use.")
-    ] = 0.9
-    reserve: Annotated[
-        str | None,
-        option("--reserve", help="Memory to leave free, such as 512MiB or 2GiB.", metavar="SIZE"),
-    ] = None
-    expert_memory: Annotated[
-        str | None,
-        option(
-            "--expert-memory",
-            help="GPU memory for experts (auto: what is left); the others stay in host memory.",
-            metavar="auto|SIZE",
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, option("--max-num-seqs", help="Maximum requests in a batch.")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        option("--max-num-batched-tokens", help="Maximum tokens in a step (CPU 256, GPU 2048)."),
-    ] = None
+    ctx: str | None = setting(
+        None, "-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."
+    )
+    device: str = setting("auto", help="Device to compute on.", choices=("auto", "cuda", "cpu"))
+    threads: int | None = setting(
+        help="Threads on a CPU; unset: one per core, fewer beside other work."
+    )
+    dtype: str = setting(
+        "auto", help="Data type to compute in.", choices=("auto", "float32", "bfloat16", "float16")
+    )
+    backend: str = setting(
+        "auto", help="Which operators to use.", choices=("auto", "torch", "triton")
+    )
+    kv_cache_dtype: str = setting(
+        "auto", help="Data type of the KV cache.", choices=KV_CACHE_DTYPES
+    )
+    state_dtype: str = setting(
+        "float32",
+        help="Data type of the states of recurrences; float16 halves their memory.",
+        choices=STATE_DTYPES,
+    )
+    deterministic: bool = setting(False, help="Same bits in any batch, on a GPU too; slower there.")
+    self_check: bool = setting(
+        True, "--self-check/--no-self-check", help="Check a GPU's kernels before their first use."
+    )
+    gpu_memory_utilization: float = setting(0.9, help="Share of the free memory to use.")
+    reserve: str | None = setting(
+        help="Memory to leave free, such as 512MiB or 2GiB.", metavar="SIZE"
+    )
+    expert_memory: str | None = setting(
+        help="GPU memory for experts (auto: what is left); the others stay in host memory.",
+        metavar="auto|SIZE",
+    )
+    max_num_seqs: int | None = setting(help="Maximum requests in a batch.")
+    max_num_batched_tokens: int | None = setting(
+        help="Maximum tokens in a step (CPU 256, GPU 2048)."
+    )
 
     def config(
         self,

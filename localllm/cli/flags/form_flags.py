@@ -3,9 +3,8 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.groups import Flags, setting
 from localllm.cli.input.user_input import read_file
 from localllm.errors import RequestError
 from localllm.text.grammar import Grammar
@@ -18,23 +17,14 @@ class FormFlags(Flags):
     section = "Answer format"
     exclusive = (("format_", "json_schema", "regex", "grammar"),)
 
-    format_: Annotated[
-        str | None, option("--format", help="The answer is a JSON object.", choices=("json",))
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        option(
-            "--json-schema",
-            help="The answer is JSON that matches the schema in FILE.",
-            metavar="FILE",
-        ),
-    ] = None
-    regex: Annotated[
-        str | None, option("--regex", help="The answer matches a regular expression.", metavar="RE")
-    ] = None
-    grammar: Annotated[
-        Path | None, option("--grammar", help="The answer follows the Lark grammar in FILE.")
-    ] = None
+    format_: str | None = setting(
+        None, "--format", help="The answer is a JSON object.", choices=("json",)
+    )
+    json_schema: str | None = setting(
+        help="The answer is JSON that matches the schema in FILE.", metavar="FILE"
+    )
+    regex: str | None = setting(help="The answer matches a regular expression.", metavar="RE")
+    grammar: Path | None = setting(help="The answer follows the Lark grammar in FILE.")
 
     def read(self) -> Grammar | None:
         """The grammar of the answer; None if no flag is given. Raises: RequestError."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -14,8 +14,8 @@ _CONTEXT = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context
 
 
 class Flags:
-    """A group of flags: the base class of frozen dataclasses whose fields are typer options,
-    typer arguments, or other groups.
+    """A group of flags: the base class of frozen dataclasses whose fields are made by `flag` or
+    `setting`, or are other groups.
 
     `section` is its heading in a long `--help`; without one its flags come last. Each row of
     `exclusive` names fields of which at most one may be given.
@@ -45,30 +45,46 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def option(
+def flag(
+    default: Any = None,
     *names: str,
     help: str,
     metavar: str | None = None,
     suggest: Callable[[str], list[str]] | None = None,
     choices: Sequence[str] = (),
     section: str | None = None,
+    can_be_set: bool = False,
 ) -> Any:
-    """A flag that the variable LOCALLLM_NAME can also set; `suggest` completes its value.
+    """A field of a group. Its flag is called `--name` after it, unless `names` have a long name.
 
-    `choices`: the words that it accepts, which are shown and completed. `section`: its section in
-    a long `--help`, if not that of its group.
+    `choices`: the words that it accepts, which are shown and completed; `suggest` completes others.
+    `section`: its section in a long `--help`, if not its group's. `can_be_set`: see `setting`.
     """
-    variable = next(name for name in names if name.startswith("--")).partition("/")[0]
-    envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
+    info = typer.Option(
+        ...,  # the default is the field's
         *names,
         help=help,
-        envvar=envvar,
         show_envvar=False,
         metavar="|".join(choices) or metavar,
         autocompletion=one_of(*choices) if choices else suggest,
         rich_help_panel=section,
     )
+    return field(default=default, metadata={"option": info, "can_be_set": can_be_set})
+
+
+def setting(default: Any = None, *names: str, **described: Any) -> Any:
+    """As `flag`, but the variable LOCALLLM_NAME, or a setting, can give its value too."""
+    return flag(default, *names, can_be_set=True, **described)
+
+
+def option(*names: str, help: str) -> Any:
+    """A flag of one command, outside of a group, that a variable or a setting can also give."""
+    return typer.Option(*names, help=help, envvar=_variable(names), show_envvar=False)
+
+
+def _variable(names: Sequence[str]) -> str:
+    long = next(name for name in names if name.startswith("--")).partition("/")[0]
+    return "LOCALLLM_" + long.removeprefix("--").replace("-", "_").upper()
 
 
 def takes_flags(command: Callable[..., Returned]) -> Callable[..., Returned]:
@@ -106,26 +122,25 @@ class _Group:
     names: tuple[str, ...]
 
     def fields(self) -> "list[Field[Any]]":
-        known = {field.name: field for field in fields(self.kind)}  # type: ignore[arg-type]
+        known = {each.name: each for each in fields(self.kind)}  # type: ignore[arg-type]
         return [known[name] for name in self.names or known]
 
     def parameters(self) -> Iterator[Parameter]:
-        for field in self.fields():
-            group = _group(field.type)
+        for each in self.fields():
+            group = _group(each.type)
             if group is None:
-                yield _parameter(field, self.kind.section)
+                yield _parameter(each, self.kind.section)
             else:
                 yield from group.parameters()
 
     def exclusive(self) -> Iterator[tuple[str, ...]]:
         yield from self.kind.exclusive
-        for field in self.fields():
-            group = _group(field.type)
+        for group in (_group(each.type) for each in self.fields()):
             if group is not None:
                 yield from group.exclusive()
 
     def filled(self, values: dict[str, Any]) -> Flags:
-        groups = {field.name: _group(field.type) for field in self.fields()}
+        groups = {each.name: _group(each.type) for each in self.fields()}
         return self.kind(
             **{n: values[n] if g is None else g.filled(values) for n, g in groups.items()}
         )
@@ -140,17 +155,18 @@ def _group(annotation: Any) -> _Group | None:
     return _Group(kind, chosen[0].names if chosen else ())
 
 
-def _parameter(field: "Field[Any]", section: str) -> Parameter:
-    annotation: Any = field.type
-    [info] = annotation.__metadata__
-    info = copy(info)
+def _parameter(given: "Field[Any]", section: str) -> Parameter:
+    info = copy(given.metadata["option"])
+    if not any(name.startswith("--") for name in info.param_decls):
+        info.param_decls = (*info.param_decls, "--" + given.name.replace("_", "-"))
+    info.envvar = _variable(info.param_decls) if given.metadata["can_be_set"] else None
     info.rich_help_panel = info.rich_help_panel or section or None
-    default = Parameter.empty if field.default is MISSING else field.default
+    kind: Any = given.type
     return Parameter(
-        field.name,
+        given.name,
         Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[annotation.__origin__, info],
+        default=given.default,
+        annotation=Annotated[kind, info],
     )
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.groups import Flags, setting
 from localllm.cli.flags.values import parse_logit_bias
 from localllm.errors import RequestError
 
@@ -34,49 +34,29 @@ class SamplingFlags(Flags):
     section = "Sampling"
     exclusive = (("greedy", "temp"),)
 
-    temp: Annotated[
-        float | None, option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
-    ] = None
-    top_k: Annotated[
-        int | None, option("--top-k", help="Keep the K most likely tokens; 0: all.")
-    ] = None
-    top_p: Annotated[
-        float | None,
-        option("--top-p", help="Keep the most likely tokens, up to a total probability of P."),
-    ] = None
-    min_p: Annotated[
-        float | None, option("--min-p", help="Drop tokens below P times the highest probability.")
-    ] = None
-    repeat_penalty: Annotated[
-        float | None,
-        option("--repeat-penalty", help="Divide the logits of tokens that occurred; 1: off."),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        option("--presence-penalty", help="Subtract from the logits of generated tokens."),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        option(
-            "--frequency-penalty",
-            help="Subtract from a token's logit for each time it was generated.",
-        ),
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None,
-        option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
-    ] = None
-    seed: Annotated[int | None, option("--seed", help="The same seed gives the same text.")] = None
-    stop: Annotated[
-        list[str] | None, option("--stop", help="Stop before this text; repeatable.")
-    ] = None
-    ignore_eos: Annotated[
-        bool, option("--ignore-eos", help="Continue past the model's end token.")
-    ] = False
-    max_tokens: Annotated[
-        int | None, option("-n", "--max-tokens", help="Maximum length of the answer, in tokens.")
-    ] = None
-    greedy: Annotated[bool, option("--greedy", help="Temperature 0.")] = False
+    temp: float | None = setting(
+        None, "--temp", "--temperature", help="Sampling temperature; 0 is greedy."
+    )
+    top_k: int | None = setting(help="Keep the K most likely tokens; 0: all.")
+    top_p: float | None = setting(
+        help="Keep the most likely tokens, up to a total probability of P."
+    )
+    min_p: float | None = setting(help="Drop tokens below P times the highest probability.")
+    repeat_penalty: float | None = setting(
+        help="Divide the logits of tokens that occurred; 1: off."
+    )
+    presence_penalty: float | None = setting(help="Subtract from the logits of generated tokens.")
+    frequency_penalty: float | None = setting(
+        help="Subtract from a token's logit for each time it was generated."
+    )
+    logit_bias: list[str] | None = setting(
+        help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"
+    )
+    seed: int | None = setting(help="The same seed gives the same text.")
+    stop: list[str] | None = setting(help="Stop before this text; repeatable.")
+    ignore_eos: bool = setting(False, help="Continue past the model's end token.")
+    max_tokens: int | None = setting(None, "-n", help="Maximum length of the answer, in tokens.")
+    greedy: bool = setting(False, help="Temperature 0.")
 
     def given(self) -> dict[str, Any]:
         """The SamplingParams fields that a flag set. Raises: RequestError."""

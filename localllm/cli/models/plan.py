@@ -13,7 +13,7 @@ from localllm.cli.draw.words import size
 from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import JsonLines
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
-from localllm.cli.flags.groups import Flags, one_of, only, takes_flags
+from localllm.cli.flags.groups import Flags, flag, one_of, only, takes_flags
 from localllm.cli.flags.values import parse_size
 from localllm.errors import ExitCode, RequestError
 from localllm.hub.catalog import resolve_model
@@ -40,17 +40,13 @@ _DRAFTING = {"head": "a head that drafts", "EAGLE": "an EAGLE head", "assistant"
 class MachineFlags(Flags):
     """The machine to plan for; without a flag, this one."""
 
-    gpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            help="A GPU by name, such as rtx-4060; `list` shows all.",
-            autocompletion=suggestions.gpus,
-        ),
-    ] = None
-    vram: Annotated[
-        str | None, typer.Option("--vram", help="Free memory of a GPU, such as 8GiB.")
-    ] = None
+    gpus: list[str] | None = flag(
+        None,
+        "--gpu",
+        help="A GPU by name, such as rtx-4060; `list` shows all.",
+        suggest=suggestions.gpus,
+    )
+    vram: str | None = flag(help="Free memory of a GPU, such as 8GiB.")
 
     def named_gpu(self) -> str | None:
         """The GPU by name, or `list`. Raises: RequestError for several, or with --vram."""

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
-
-import typer
+from typing import TYPE_CHECKING, Any, cast
 
 from localllm.cli.draw.output import note
-from localllm.cli.flags.common import MaxKl
-from localllm.cli.flags.groups import Flags, option
+from localllm.cli.flags.groups import Flags, flag, setting
 from localllm.cli.input.user_input import read_file
 from localllm.errors import RequestError
 
@@ -25,34 +22,23 @@ FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 class RecipeFlags(Flags):
     """How the weights are quantized and written."""
 
-    method: Annotated[str, option("--method", help="How weights are rounded.", choices=METHODS)] = (
-        "gptq"
+    method: str = setting("gptq", help="How weights are rounded.", choices=METHODS)
+    bits: int | None = flag(help="4, or 8 for int8 and fp8.")
+    group_size: int | None = setting(
+        help="Weights that share a scale: 32, 64 or 128; by default the largest that fits."
     )
-    bits: Annotated[int | None, typer.Option("--bits", help="4, or 8 for int8 and fp8.")] = None
-    group_size: Annotated[
-        int | None,
-        option(
-            "--group-size",
-            help="Weights that share a scale: 32, 64 or 128; by default the largest that fits.",
-        ),
-    ] = None
-    symmetric: Annotated[
-        bool | None,
-        typer.Option(
-            "--sym/--asym", help="Without or with zero points; by default as the format needs."
-        ),
-    ] = None
-    file_format: Annotated[
-        str, option("--format", help="Format of the written checkpoint.", choices=FILE_FORMATS)
-    ] = "compressed-tensors"
-    head: Annotated[
-        str,
-        option(
-            "--head",
-            help="Keep the output head as it is, or make it int8.",
-            choices=("keep", "int8"),
-        ),
-    ] = "keep"
+    symmetric: bool | None = flag(
+        None, "--sym/--asym", help="Without or with zero points; by default as the format needs."
+    )
+    file_format: str = setting(
+        "compressed-tensors",
+        "--format",
+        help="Format of the written checkpoint.",
+        choices=FILE_FORMATS,
+    )
+    head: str = setting(
+        "keep", help="Keep the output head as it is, or make it int8.", choices=("keep", "int8")
+    )
 
     def check(self) -> None:
         """Raises: RequestError for bits that the method does not produce, or an unknown head."""
@@ -93,17 +79,11 @@ class RecipeFlags(Flags):
 class CalibrationFlags(Flags):
     """The calibration text; without a flag the model writes it."""
 
-    calib_text: Annotated[
-        Path | None, typer.Option("--calib-text", help="Calibrate on this text file.")
-    ] = None
-    calib_dataset: Annotated[
-        str | None, typer.Option("--calib-dataset", help="Calibrate on a data set from the hub.")
-    ] = None
-    calib_samples: Annotated[
-        int, option("--calib-samples", help="Number of windows of calibration text.")
-    ] = 128
-    calib_seqlen: Annotated[int, option("--calib-seqlen", help="Tokens in each window.")] = 512
-    seed: Annotated[int, option("--seed", help="Seed of the text that the model writes.")] = 0
+    calib_text: Path | None = flag(help="Calibrate on this text file.")
+    calib_dataset: str | None = flag(help="Calibrate on a data set from the hub.")
+    calib_samples: int = setting(128, help="Number of windows of calibration text.")
+    calib_seqlen: int = setting(512, help="Tokens in each window.")
+    seed: int = setting(0, help="Seed of the text that the model writes.")
 
     def read_text(self) -> str | None:
         """The file's text, if one is given. Raises: RequestError, also if a data set is given."""
@@ -131,26 +111,19 @@ class CalibrationFlags(Flags):
 class RunFlags(Flags):
     """Whether an unfinished run is resumed, or a run only planned."""
 
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume an unfinished run at its last whole layer.")
-    ] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print sizes and time.")] = False
+    resume: bool = flag(False, help="Resume an unfinished run at its last whole layer.")
+    dry_run: bool = flag(False, help="Only print sizes and time.")
 
 
 @dataclass(frozen=True, slots=True)
 class QualityFlags(Flags):
     """Whether the result is measured, and how much loss is allowed."""
 
-    verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Measure the result against the source.")
-    ] = True
-    max_kl: MaxKl = None
-    max_ppl_increase: Annotated[
-        float | None,
-        typer.Option(
-            "--max-ppl-increase", help="Exit 10 if the perplexity grows by more than this, in %."
-        ),
-    ] = None
+    verify: bool = flag(True, "--verify/--no-verify", help="Measure the result against the source.")
+    max_kl: float | None = flag(help="Exit 10 if the mean KL divergence is over this.")
+    max_ppl_increase: float | None = flag(
+        help="Exit 10 if the perplexity grows by more than this, in %."
+    )
 
     def check(self) -> None:
         """Raises: RequestError for a threshold without the measurement."""

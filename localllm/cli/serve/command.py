@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from localllm.cli.draw.output import is_terminal, note, show_controls
 from localllm.cli.flags.common import OptionalModel
 from localllm.cli.flags.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
-from localllm.cli.flags.groups import Flags, option, takes_flags
+from localllm.cli.flags.groups import Flags, setting, takes_flags
 from localllm.cli.flags.values import parse_size
 from localllm.errors import RequestError
 from localllm.files.regular_file import read_regular
@@ -33,77 +33,41 @@ _DEFAULT_SEQS = 16
 class ServerFlags(Flags):
     """Where the server listens, and who may use it."""
 
-    host: Annotated[str, option("--host", help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", help="Port to listen on; 0: any.")] = 8000
-    api_key: Annotated[
-        list[str] | None,
-        option(
-            "--api-key",
-            help="A key that clients must send; repeatable. All users can see it in ps.",
-            section="Model and prompt",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        option(
-            "--api-key-file",
-            help="A file with such keys, one on each line.",
-            section="Model and prompt",
-        ),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None,
-        option("--allowed-host", help="A host name that clients may use; repeatable."),
-    ] = None
-    allowed_origin: Annotated[
-        list[str] | None,
-        option("--allowed-origin", help="An origin whose pages may send requests; repeatable."),
-    ] = None
-    served_model_name: Annotated[
-        str | None, option("--served-model-name", help="What clients call the model.")
-    ] = None
-    any_model_name: Annotated[
-        bool, option("--any-model-name", help="Answer whatever model clients ask for.")
-    ] = False
-    quiet: Annotated[bool, option("--quiet", help="Print no line for each request.")] = False
-    replicas: Annotated[
-        str,
-        option(
-            "--replicas",
-            help="Engines behind this address, or fewest and most of them; needs localllm[ray].",
-            metavar="N|MIN:MAX",
-        ),
-    ] = "1"
-    volatile: Annotated[
-        list[str] | None,
-        option(
-            "--volatile",
-            help="Lines of system prompts to move behind the conversation; repeatable.",
-            metavar="REGEX",
-        ),
-    ] = None
-    open: Annotated[
-        bool,
-        option("--open", help="Open the page in a browser, with a token for its conversations."),
-    ] = False
-    embeddings: Annotated[
-        bool,
-        option("--embeddings", help="Make embeddings too; models that are made for it do anyway."),
-    ] = False
-    pin: Annotated[
-        bool, option("--pin", help="Keep system prompts in the cache for longer than the rest.")
-    ] = False
-    keep_responses: Annotated[
-        str,
-        option(
-            "--keep-responses",
-            help="Disk for answers that later requests go on from; 0: none.",
-            metavar="SIZE",
-        ),
-    ] = "256MiB"
-    grace: Annotated[
-        int, option("--grace", help="Seconds that running answers get at shutdown.")
-    ] = 30
+    host: str = setting("127.0.0.1", help="Address to listen on.")
+    port: int = setting(8000, help="Port to listen on; 0: any.")
+    api_key: list[str] | None = setting(
+        help="A key that clients must send; repeatable. All users can see it in ps.",
+        section="Model and prompt",
+    )
+    api_key_file: Path | None = setting(
+        help="A file with such keys, one on each line.", section="Model and prompt"
+    )
+    allowed_host: list[str] | None = setting(help="A host name that clients may use; repeatable.")
+    allowed_origin: list[str] | None = setting(
+        help="An origin whose pages may send requests; repeatable."
+    )
+    served_model_name: str | None = setting(help="What clients call the model.")
+    any_model_name: bool = setting(False, help="Answer whatever model clients ask for.")
+    quiet: bool = setting(False, help="Print no line for each request.")
+    replicas: str = setting(
+        "1",
+        help="Engines behind this address, or fewest and most of them; needs localllm[ray].",
+        metavar="N|MIN:MAX",
+    )
+    volatile: list[str] | None = setting(
+        help="Lines of system prompts to move behind the conversation; repeatable.", metavar="REGEX"
+    )
+    open: bool = setting(
+        False, help="Open the page in a browser, with a token for its conversations."
+    )
+    embeddings: bool = setting(
+        False, help="Make embeddings too; models that are made for it do anyway."
+    )
+    pin: bool = setting(False, help="Keep system prompts in the cache for longer than the rest.")
+    keep_responses: str = setting(
+        "256MiB", help="Disk for answers that later requests go on from; 0: none.", metavar="SIZE"
+    )
+    grace: int = setting(30, help="Seconds that running answers get at shutdown.")
 
     def access(self) -> "Access":
         """Who may use the server. Raises: RequestError for an open address without a key."""

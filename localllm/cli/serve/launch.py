@@ -17,7 +17,7 @@ from localllm.cli.draw.output import is_terminal, note, write_stdout
 from localllm.cli.draw.terminal import confirm
 from localllm.cli.flags import suggestions
 from localllm.cli.flags.common import Yes
-from localllm.cli.flags.groups import Flags, option, takes_flags
+from localllm.cli.flags.groups import Flags, setting, takes_flags
 from localllm.errors import RequestError
 from localllm.files.private_files import make_private_folder, write_private
 from localllm.hub.catalog import BUILT_IN_MODEL, resolve_model
@@ -39,27 +39,15 @@ class LaunchFlags(Flags):
 
     exclusive = (("remote", "port"),)
 
-    port: Annotated[
-        int, option("--port", help="Port of a server that runs, or is started; 0: any.")
-    ] = DEFAULT_PORT
-    remote: Annotated[
-        str | None,
-        option(
-            "--remote",
-            help="A server elsewhere, which gets the key and what the program asks.",
-            metavar="URL",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        option("--api-key", help="The key of a server that runs; better in LOCALLLM_API_KEY."),
-    ] = None
-    ctx: Annotated[
-        str | None, option("--ctx", "-c", help="Context length of a server that is started.")
-    ] = None
-    dry_run: Annotated[
-        bool, option("--dry-run", help="Only show what would be set; start nothing.")
-    ] = False
+    port: int = setting(DEFAULT_PORT, help="Port of a server that runs, or is started; 0: any.")
+    remote: str | None = setting(
+        help="A server elsewhere, which gets the key and what the program asks.", metavar="URL"
+    )
+    api_key: str | None = setting(help="The key of a server that runs; better in LOCALLLM_API_KEY.")
+    ctx: str | None = setting(
+        None, "--ctx", "-c", help="Context length of a server that is started."
+    )
+    dry_run: bool = setting(False, help="Only show what would be set; start nothing.")
 
 
 @takes_flags
