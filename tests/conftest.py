@@ -18,13 +18,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from checkpoints import tiny_config, write_checkpoint
-from interpreter import know_the_types_of_numpy, patch_the_language_once_a_launch
+from interpreter import make_the_interpreter_quick
 
 from localllm.operators.cpu_products import make_products_reproducible
 from localllm_kernels.cpu.build import BuildError, load_library
 
-patch_the_language_once_a_launch()
-know_the_types_of_numpy()
+make_the_interpreter_quick()
 # No example fails because the machine does something else meanwhile.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
