@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from checkpoints import tiny_config, write_checkpoint
 from every_family import EVERY_FAMILY, WITH_EXPERTS
+from launched_operators import launched_ops
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localllm.drafting.five_calls import AnySpeculator
@@ -169,7 +170,8 @@ def load_tiny_model(
     state_dtype: StateDType = "float32",
 ) -> DecoderModel:
     """A two-layer model with random weights, quantized if there is a recipe. A window is that of
-    all layers, of Qwen2 of the second.
+    all layers, of Qwen2 of the second. `backend`: as of a command, or "launched", torch's operators
+    as launches.
     """
     # The groups of a quantized weight divide its width.
     sizes: dict[str, Any] = {} if recipe is None else {"hidden_size": 64, "intermediate_size": 96}
@@ -192,9 +194,11 @@ def load_tiny_model(
                 verify=False,
             )
             folder = quantize_model(request, lambda *args: None).out
-        ops = select_ops(
-            "cpu", backend, dtype, library_folder=library_folder(), deterministic=deterministic
-        )
+        ops = launched_ops()
+        if backend != "launched":
+            ops = select_ops(
+                "cpu", backend, dtype, library_folder=library_folder(), deterministic=deterministic
+            )
         return load_folder(folder, dtype, ops, deterministic=deterministic, state_dtype=state_dtype)
 
 

@@ -18,6 +18,12 @@ needs_interpreter = pytest.mark.skipif(
     not triton.knobs.runtime.interpret,
     reason="kernels are compiled here, see tests/gpu; interpreted with TRITON_INTERPRET=1",
 )
+# Of models on a device that captures: torch's operators as launches (launched_operators.py), and in
+# the slow suite the kernels, interpreted.
+CAPTURING = [
+    "launched",
+    pytest.param("triton", marks=[pytest.mark.slow, needs_interpreter]),
+]
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.new_empty.default,

@@ -8,8 +8,10 @@ captured is not executed; a value that Python looks at in a capture is an error.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -41,6 +43,18 @@ class _Outside:
         return torch.empty(0, dtype=self._dtype).set_(storage, *self._view)
 
 
+class Launch:
+    """A function of torch's as a kernel that writes its result into memory it is given; `fn` may
+    look at values, since a capture notes a launch without executing it.
+    """
+
+    def __init__(self, fn: Callable[..., Tensor]) -> None:
+        self.fn = fn
+
+    def __call__(self, out: Tensor, *args: Any, **kwargs: Any) -> None:
+        out.copy_(self.fn(*args, **kwargs))
+
+
 class Recording(TorchDispatchMode):
     """What is done within it, to be done again."""
 
@@ -49,7 +63,6 @@ class Recording(TorchDispatchMode):
         self._calls: list[tuple[Callable[..., Any], Any, Any, Any]] = []
         self._own: set[int] = set()
         self._kept: list[Any] = []
-        self.launches: list[str] = []
         self.settings: list[dict[str, Any]] = []
 
     def __torch_dispatch__(
@@ -61,21 +74,20 @@ class Recording(TorchDispatchMode):
         self._note(func, args, kwargs or {}, result)
         return result
 
-    def launch(self, executor: GridExecutor, args: Any, kwargs: Any) -> None:
-        self.launches.append(executor.fn.__name__)
+    def launch(self, executor: GridExecutor | Launch, args: Any, kwargs: Any) -> None:
         self.settings.append(kwargs)
         self._note(executor, args, kwargs, None)
 
     def replay(self) -> None:
         for func, args, kwargs, result in self._calls:
-            new = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
+            new = func(*_mapped(_inside, args), **_mapped(_inside, kwargs))
             for old, value in zip(tree_leaves(result), tree_leaves(new), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != value.data_ptr():
                     old.copy_(value)
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self._calls.append(
-            (func, tree_map(self._address, args), tree_map(self._address, kwargs), result)
+            (func, _mapped(self._address, args), _mapped(self._address, kwargs), result)
         )
         outside = {_place(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         outside -= self._own
@@ -87,6 +99,18 @@ class Recording(TorchDispatchMode):
         if isinstance(value, Tensor) and _place(value) not in self._own:
             return _Outside(value)
         return value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with all that stands in it changed, in its dataclasses too."""
+
+    def changed(leaf: Any) -> Any:
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return change(leaf)
+        own = {each.name: getattr(leaf, each.name) for each in fields(leaf)}
+        return replace(leaf, **_mapped(change, own))
+
+    return tree_map(changed, value)
 
 
 def _place(tensor: Tensor) -> int:
@@ -171,13 +195,10 @@ def _lose(result: Any) -> None:
 
 @contextmanager
 def _launches_to(recording: Recording) -> Iterator[None]:
-    run = GridExecutor.__call__
+    def noted(launch: GridExecutor | Launch, *args: Any, **kwargs: Any) -> None:
+        recording.launch(launch, args, kwargs)
 
-    def noted(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        recording.launch(executor, args, kwargs)
-
-    GridExecutor.__call__ = noted  # type: ignore[method-assign]
-    try:
+    with ExitStack() as patched:
+        for kind in (GridExecutor, Launch):
+            patched.enter_context(patch.object(kind, "__call__", noted))
         yield
-    finally:
-        GridExecutor.__call__ = run  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import torch
 from assistants import cache_seen, random_assistant
 from drafting import KeptDrafts
 from engines import Limits, checked_step, load_tiny_model, make_engine
-from guards import needs_interpreter
+from guards import CAPTURING
 from recording_device import RecordingDevice
 
 from localllm.drafting.assistant_drafter import AssistantDrafter
@@ -68,9 +68,9 @@ def test_others_do_not_change_drafts(temperature: float) -> None:
     assert {text: together[text] for text in common} == {text: alone[text] for text in common}
 
 
-@needs_interpreter
-def test_drafts_from_captured_graphs_are_the_same() -> None:
-    model, device = load_tiny_model("Gemma4ForCausalLM", 20, backend="triton"), RecordingDevice()
+@pytest.mark.parametrize("backend", CAPTURING)
+def test_drafts_from_captured_graphs_are_the_same(backend: str) -> None:
+    model, device = load_tiny_model("Gemma4ForCausalLM", 20, backend=backend), RecordingDevice()
     prompts = [PROMPTS[0][:28], PROMPTS[2]]
     expected = drafts_of(model, on_host, Limits(), prompts, max_tokens=8)
     scheduling = SchedulerConfig(16, 64, 24, False, b"")

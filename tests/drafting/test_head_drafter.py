@@ -9,7 +9,7 @@ import torch
 from drafting import KeptDrafts, eager
 from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine
-from guards import needs_interpreter
+from guards import CAPTURING
 from heads import FUSED_TAPS, CheckedHead, head_cache, head_drafter, random_head, reference
 from recording_device import RecordingDevice
 from whole_text import whole_text
@@ -251,10 +251,10 @@ def test_drafts_of_eagle3_are_its_own(architecture: str, backend: str) -> None:
     check_drafts(model, head, drafts)
 
 
-@needs_interpreter
+@pytest.mark.parametrize("backend", CAPTURING)
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_drafts_from_captured_graphs_are_the_head_s_own(kind: str) -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+def test_drafts_from_captured_graphs_are_the_head_s_own(kind: str, backend: str) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend=backend)
     head = random_eagle3(model) if kind == "eagle3" else random_head(model)
     assert head is not None
     cache, device = head_cache(head, NUM_BLOCKS, 16), RecordingDevice()

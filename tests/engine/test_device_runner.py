@@ -6,7 +6,7 @@ import pytest
 import torch
 from drafting import model_speculator, oracle_speculator
 from engines import Limits, add, checked_step, load_tiny_model, make_engine, run_alone
-from guards import needs_interpreter
+from guards import CAPTURING, needs_interpreter
 from recording_device import RecordingDevice
 
 from localllm.drafting.speculator import Speculator
@@ -21,11 +21,8 @@ from localllm_kernels import triton_ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.sampling.sample import SamplingRows
 
-pytestmark = [
-    needs_interpreter,
-    # Rows of padding are computed from whatever lies there.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+# Rows of padding are computed from whatever lies there.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 INT4 = Recipe("rtn", group_size=32)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -69,23 +66,43 @@ def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, Record
     return make_engine(model, Limits(device=device, **limits)), device  # type: ignore[arg-type]
 
 
+PRESSED = [
+    ("Qwen3ForCausalLM", WAVES),
+    # Chunks whose last layers compute a few rows, or none.
+    ("Gemma4ForCausalLM", ((1, 29, 6),)),
+    ("Qwen3MoeForCausalLM", WAVES),
+    # The second wave goes on from snapshots of the first.
+    ("Qwen3_5ForCausalLM", ((1, 22, 13), (22, 23, 6))),
+    ("Lfm2ForCausalLM", WAVES),
+]
+
+
+@pytest.mark.parametrize("backend", CAPTURING)
 @pytest.mark.parametrize(
-    ("architecture", "recipe", "waves"),
-    [
-        ("Qwen3ForCausalLM", None, WAVES),
-        pytest.param("Qwen3ForCausalLM", INT4, ((1, 12, 6),), marks=pytest.mark.slow),
-        # Chunks whose last layers compute a few rows, or none.
-        ("Gemma4ForCausalLM", None, ((1, 29, 6),)),
-        ("Qwen3MoeForCausalLM", None, WAVES),
-        # The second wave goes on from snapshots of the first.
-        ("Qwen3_5ForCausalLM", None, ((1, 22, 13), (22, 23, 6))),
-        ("Lfm2ForCausalLM", None, WAVES),
-    ],
-    ids=["plain", "int4", "keys of other layers", "experts", "recurrences", "convolutions"],
+    ("architecture", "waves"),
+    PRESSED,
+    ids=["plain", "keys of other layers", "experts", "recurrences", "convolutions"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
-    architecture: str, recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]
+    architecture: str, waves: tuple[tuple[int, ...], ...], backend: str
 ) -> None:
+    engine = check_tokens(architecture, None, waves, backend)
+    assert engine.scheduler.num_preemptions > 0, "the test must press"
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "recipe", [None, pytest.param(INT4, marks=pytest.mark.slow)], ids=["plain", "int4"]
+)
+def test_so_do_the_kernels(recipe: Recipe | None) -> None:
+    """Few steps of one model; the others are in the slow suite."""
+    check_tokens("Qwen3ForCausalLM", recipe, ((1, 12, 6),), "triton")
+
+
+def check_tokens(
+    architecture: str, recipe: Recipe | None, waves: tuple[tuple[int, ...], ...], backend: str
+) -> Engine:
+    """Hold what a device gives against what a CPU gives; the device's engine."""
     sizes = {"block_size": 8, "num_blocks": 7, "max_num_batched_tokens": 24}
     expected = generate(
         make_engine(
@@ -94,10 +111,9 @@ def test_it_gives_the_tokens_of_the_torch_operators(
         ),
         waves,
     )
-    model = load_tiny_model(architecture, None, torch.float32, recipe, backend="triton")
+    model = load_tiny_model(architecture, None, torch.float32, recipe, backend)
     engine, device = device_engine(model, enable_prefix_caching=True, **sizes)
     found = generate(engine, waves)
-    assert (engine.scheduler.num_preemptions > 0) == (recipe is None), "the test must press"
     assert len(device.replayed) > len(device.captured) > 0
     assert any(e.num_cached_tokens for own in found.values() for e in own) == (len(waves) > 1)
     for request_id, events in expected.items():
@@ -108,24 +124,23 @@ def test_it_gives_the_tokens_of_the_torch_operators(
             if mine.logprobs is not None and theirs.logprobs is not None:
                 assert mine.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
                 assert [i for i, _ in mine.logprobs.top] == [i for i, _ in theirs.logprobs.top]
+    return engine
 
 
+@pytest.mark.parametrize("backend", CAPTURING)
 @pytest.mark.parametrize(
     ("architecture", "budget"),
-    [
-        pytest.param("Qwen3ForCausalLM", 300, marks=pytest.mark.slow),
-        ("Qwen3ForCausalLM", 24),
-        pytest.param("Qwen3_5ForCausalLM", 24, marks=pytest.mark.slow),
-    ],
+    [("Qwen3ForCausalLM", 300), ("Qwen3ForCausalLM", 24), ("Qwen3_5ForCausalLM", 24)],
 )
-def test_drafts_are_verified_in_captured_windows(architecture: str, budget: int) -> None:
+def test_drafts_are_verified_in_captured_windows(
+    architecture: str, budget: int, backend: str
+) -> None:
     plain = load_tiny_model(architecture)
     lengths = (27, 3, 9)
     wanted = [(prompt(n), p) for n, p in zip(lengths, (GREEDY, PENALIZED, LISTED), strict=True)]
     alone = {len(ids): run_alone(plain, ids, params)[0] for ids, params in wanted}
-    model = load_tiny_model(architecture, backend="triton")
     engine, device = device_engine(
-        model,
+        load_tiny_model(architecture, backend=backend),
         max_num_batched_tokens=budget,
         speculator=lambda: oracle_speculator(
             lambda request: alone[request.num_prompt_tokens].token_ids, 0.15, 3
@@ -144,25 +159,23 @@ def test_drafts_are_verified_in_captured_windows(architecture: str, budget: int)
     assert len(device.replayed) > len(device.captured) > 0
 
 
-@pytest.mark.parametrize(
-    "num_tokens", [(14, 12), pytest.param((24, 20), marks=pytest.mark.slow)], ids=str
-)
-def test_a_smaller_model_drafts_on_the_device_too(num_tokens: tuple[int, int]) -> None:
+@pytest.mark.parametrize("backend", CAPTURING)
+def test_a_smaller_model_drafts_on_the_device_too(backend: str) -> None:
     plain = load_tiny_model("Qwen3ForCausalLM")
     params = [
         replace(each, max_tokens=num)
-        for each, num in zip((GREEDY, PENALIZED), num_tokens, strict=True)
+        for each, num in zip((GREEDY, PENALIZED), (24, 20), strict=True)
     ]
     wanted = list(zip((prompt(29), prompt(13)), params, strict=True))
     alone = [run_alone(plain, *request)[0].token_ids for request in wanted]
-    draft = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    draft = load_tiny_model("Qwen3ForCausalLM", backend=backend)
     drafting_device = RecordingDevice()
 
     def speculator() -> Speculator:
         return model_speculator(draft, 200, 16, 3, 4096, drafting_device)
 
     engine, _ = device_engine(
-        load_tiny_model("Qwen3ForCausalLM", backend="triton"), speculator=speculator
+        load_tiny_model("Qwen3ForCausalLM", backend=backend), speculator=speculator
     )
     assert not engine.is_warm
     ids = [engine.add_request(*request) for request in wanted]
@@ -178,7 +191,7 @@ def test_a_smaller_model_drafts_on_the_device_too(num_tokens: tuple[int, int]) -
 
 
 def test_a_shape_is_captured_when_it_comes_again_and_then_replayed() -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend="launched")
     engine, device = device_engine(model)
     engine.add_request(prompt(20), GREEDY)
     counts = []
@@ -191,7 +204,7 @@ def test_a_shape_is_captured_when_it_comes_again_and_then_replayed() -> None:
 
 
 def test_nobody_waits_for_the_device_but_for_ids() -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend="launched")
     engine, device = device_engine(model)
     for params in (GREEDY, PENALIZED):
         engine.add_request(prompt(9), params)
@@ -203,8 +216,9 @@ def test_nobody_waits_for_the_device_but_for_ids() -> None:
     assert num_events == 5 + 6
 
 
-def test_what_is_captured_ahead_serves_the_first_token() -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+@pytest.mark.parametrize("backend", CAPTURING)
+def test_what_is_captured_ahead_serves_the_first_token(backend: str) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend=backend)
     engine, device = device_engine(model, max_num_seqs=2, max_num_batched_tokens=24)
     pieces = 0
     while engine.work_ahead():
@@ -232,7 +246,7 @@ def _cache_bytes(engine: Engine) -> list[list[int]]:
 
 
 def test_what_cannot_be_prepared_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend="launched")
     engine, device = device_engine(model, max_num_seqs=1, max_num_batched_tokens=16)
     sample, attempts = engine._runner._sample, []  # type: ignore[attr-defined]
 
@@ -256,6 +270,7 @@ def test_what_cannot_be_prepared_ends_nothing(caplog: pytest.LogCaptureFixture) 
     assert found == run_alone(load_tiny_model("Qwen3ForCausalLM"), prompt(4), GREEDY)[0].token_ids
 
 
+@needs_interpreter
 def test_operators_that_wait_for_values_are_not_captured() -> None:
     plain = load_tiny_model("Qwen3ForCausalLM", backend="triton")
     ops = triton_ops("cpu", choice=Choice(frozenset([Piece.FEW_QUERIES, Piece.SAMPLING])))
@@ -269,7 +284,7 @@ def test_operators_that_wait_for_values_are_not_captured() -> None:
 def test_a_capture_that_fails_leaves_steps_that_are_launched(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend="launched")
     engine, device = device_engine(model)
 
     def failing(call: object) -> None:
@@ -283,7 +298,7 @@ def test_a_capture_that_fails_leaves_steps_that_are_launched(
 
 
 def test_a_token_that_is_not_finite_ends_its_request_a_step_later() -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend="launched")
     engine, _ = device_engine(model)
     good = engine.add_request(prompt(4), GREEDY)
     expected = [event.token_id for event in generate_one(engine, good)]
@@ -309,10 +324,9 @@ def generate_one(engine: Engine, request_id: int) -> list[TokenEvent]:
     return events
 
 
-@pytest.mark.parametrize(
-    "has_drafts", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "drafts"]
-)
-def test_grammars_are_followed_beside_free_answers(has_drafts: bool) -> None:
+@pytest.mark.parametrize("backend", CAPTURING)
+@pytest.mark.parametrize("has_drafts", [False, True], ids=["plain", "drafts"])
+def test_grammars_are_followed_beside_free_answers(has_drafts: bool, backend: str) -> None:
     grammars = (r"[0-9]{3}-(ab|cd)*;", r"(yes|no), (certainly|perhaps)\.", None)
     wanted = []
     for i, params in enumerate((GREEDY, PENALIZED, LISTED)):
@@ -333,7 +347,7 @@ def test_grammars_are_followed_beside_free_answers(has_drafts: bool) -> None:
         said = {key: [t for t in ids if t is not None] for key, ids in expected.items()}
         return oracle_speculator(lambda request: said[request.request_id], 0.2, 5)
 
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model("Qwen3ForCausalLM", backend=backend)
     engine, _ = device_engine(model, speculator=speculator if has_drafts else None)
     assert answers(engine) == expected
     assert all(expected.values())

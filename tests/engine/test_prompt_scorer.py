@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import Limits, checked_step, load_tiny_model, make_engine
-from guards import needs_interpreter
+from guards import CAPTURING
 from recording_device import RecordingDevice
 
 from localllm.engine.engine import Engine
@@ -96,9 +96,9 @@ def test_all_layers_in_one_call() -> None:
         assert own.logprob == pytest.approx(exact.logprob, abs=1e-5)
 
 
-@needs_interpreter
-def test_on_a_device_with_captured_graphs() -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, backend="triton")
+@pytest.mark.parametrize("backend", CAPTURING)
+def test_on_a_device_with_captured_graphs(backend: str) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, backend=backend)
     device = RecordingDevice()
     engine = make_engine(model, Limits(device=device, max_num_batched_tokens=8))
     engine.add_request(prompt(3), ANSWERS)  # what is seen again is captured

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafting import Oracle, eager
 from engines import Limits, checked_step, load_tiny_model, make_engine
-from guards import needs_interpreter
+from guards import CAPTURING, needs_interpreter
 from recording_device import RecordingDevice
 from torch import Tensor
 from whole_text import whole_text
@@ -112,14 +112,19 @@ def test_all_layers_in_one_call(architecture: str, window: int | None) -> None:
     assert found == watch(plain, lambda **more: Limits(**more))
 
 
+@pytest.mark.parametrize("backend", CAPTURING)
+def test_from_captured_graphs(backend: str) -> None:
+    watch_captured(None, backend)
+
+
 @needs_interpreter
-@pytest.mark.parametrize(
-    "recipe",
-    [None, pytest.param(INT4, marks=pytest.mark.slow)],
-    ids=["plain", "int4, six launches a layer"],
-)
-def test_from_captured_graphs(recipe: Recipe | None) -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe, backend="triton")
+@pytest.mark.slow
+def test_from_captured_graphs_of_six_launches_a_layer() -> None:
+    watch_captured(INT4, "triton")
+
+
+def watch_captured(recipe: Recipe | None, backend: str) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe, backend)
     assert (model.fused is not None) == (recipe is not None)
     device = RecordingDevice()
     watch(model, lambda **more: Limits(device=device, max_num_batched_tokens=24, **more))
