@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from localllm.hub.checkpoint import Checkpoint
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.hub.reranker_files import Reranker
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.server.chat_asked import ChatAsked, ToolUse
 from localllm.server.choice import AnswerWriter
 from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines
@@ -25,7 +26,6 @@ from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.places import Places
 from localllm.server.refusals import RefusedError, invalid, refusal_of
-from localllm.server.schema import ToolDefinition
 from localllm.server.sending import (
     StreamedAnswer,
     WholeAnswer,
@@ -37,10 +37,10 @@ from localllm.server.served_name import ServedName
 from localllm.server.volatile_lines import Rule, move_volatile_lines
 from localllm.text.grammar import Grammar
 from localllm.text.message_places import end_of_message
-from localllm.text.prompt import Asked, ChatMessage, Conversation, Prompt, ThinkLevel
+from localllm.text.prompt import Asked, Conversation, Prompt
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
+from localllm.text.tool_calls import ToolFormat, find_tool_format, tool_grammar
 
 # The header that names the replica which answers.
 _REPLICA = b"x-localllm-replica"
@@ -91,43 +91,11 @@ class Asks(Protocol):
         """The fields of SamplingParams that were sent. Raises: RequestError."""
 
 
-class Converses(Protocol):
-    """A body with a conversation."""
-
-    @property
-    def think(self) -> ThinkLevel | None:
-        """How much the model should think, if the request says so."""
-
-    @property
-    def callable_tools(self) -> list[ToolDefinition]:
-        """The tools that this answer may call."""
-
-    @property
-    def variables(self) -> Mapping[str, Any]:
-        """Of the chat template, besides those that the server sets."""
-
-    def for_template(self) -> list[ChatMessage]:
-        """The messages as chat templates read them."""
-
-
-class AsksChat(Asks, Converses, Protocol):
+class AsksChat(Asks, Protocol):
     """A body that asks for the answer to a conversation."""
 
-    @property
-    def compares_with(self) -> str | None:
-        """The answer whose prompt this one is compared with, if the client names one."""
-
-    @property
-    def num_to_keep(self) -> int:
-        """How many messages at the beginning the cache should keep for longer than others."""
-
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
-
-    @property
-    def are_calls_parallel(self) -> bool | None:
-        """Whether there may be several; None: as many as the model makes by itself."""
+    def asked(self) -> ChatAsked:
+        """The conversation that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +168,18 @@ class Answering:
         """
         self.check_model(body.model)
         params = self.params(body)
-        form = None
-        if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
+        said = await asyncio.to_thread(body.asked)
+        tools, form = said.tools, None
+        if callable_tools := tools.callable:
+            # The grammar first: it checks the size of the tools' schemas.
             reads_lone = params.grammar is None  # otherwise JSON is the form that is asked for
-            form = self._tool_format().for_tools(_tools(body), reads_lone=reads_lone)
-            form = replace(form, is_forced=body.must_call)
-            params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
+            form = self._tool_format().for_tools(callable_tools, reads_lone=reads_lone)
+            form = replace(form, is_forced=tools.must_call)
+            grammar = self._tool_grammar(tools, form, params.grammar, body.grammar_field)
+            params = replace(params, grammar=grammar)
 
         def prepare() -> tuple[Conversation, int, Digest]:
-            asked = conversation_of(body)
+            asked = said.conversation
             moved = move_volatile_lines(asked.messages, self._habits.volatile)
             asked = replace(asked, messages=moved.messages)
             return asked, moved.num_lines, Digest.of(asked.messages, asked.tools)
@@ -218,7 +189,7 @@ class Answering:
         if form is not None:
             prompt = replace(prompt, marks=form.marks)
         owner = request.scope.get("salt", b"")
-        named = body.compares_with
+        named = said.compares_with
         earlier = (
             self._earlier.nearest(owner, digest)
             if named is None
@@ -226,7 +197,7 @@ class Answering:
         )
 
         def look() -> tuple[int, Compared | None]:
-            kept = self._tokens_to_keep(asked, prompt, body.num_to_keep)
+            kept = self._tokens_to_keep(asked, prompt, said.num_to_keep)
             if earlier is None:
                 return kept, None
             ids = prompt.token_ids
@@ -234,6 +205,8 @@ class Answering:
 
         num_to_keep, compared = await asyncio.to_thread(look)
         prompt = replace(prompt, num_to_keep=num_to_keep)
+        if said.begun:
+            prompt = prompt.begun(await self.begun(said.begun))
         return Question([prompt], params, form, digest, compared, num_moved)
 
     def _tokens_to_keep(self, asked: Conversation, prompt: Prompt, num_messages: int) -> int:
@@ -269,19 +242,21 @@ class Answering:
             )
         return form
 
-    def _tool_grammar(self, body: AsksChat, form: ToolFormat, answer: Grammar | None) -> Grammar:
-        """The grammar of calls, or of the answer that is asked for otherwise."""
+    def _tool_grammar(
+        self, tools: ToolUse, form: ToolFormat, answer: Grammar | None, field: str
+    ) -> Grammar:
+        """The grammar of calls, or of the answer that `field` asks for otherwise."""
         if answer is not None and answer.kind != "json_schema":
-            raise invalid("with tools, an answer can only be text or JSON", body.grammar_field)
+            raise invalid("with tools, an answer can only be text or JSON", field)
         try:
-            for tool in body.callable_tools:
-                Grammar.of_schema(tool.function.parameters or {})
+            for tool in tools.callable:
+                Grammar.of_schema(tool.parameters)
             return tool_grammar(
                 form,
-                _tools(body),
-                "required" if body.must_call else "auto",
+                tools.callable,
+                "required" if tools.must_call else "auto",
                 self.tokenizer.as_lark,
-                are_parallel=makes_several(body),
+                are_parallel=tools.makes_several,
                 answer=answer,
             )
         except RequestError as error:
@@ -302,11 +277,6 @@ class Answering:
             return await asyncio.to_thread(encode, text)
         except RequestError as error:
             raise RefusedError(refusal_of(error, "messages")) from error
-
-    async def begin(self, question: Question, text: str) -> Question:
-        """The same question, whose answer begins with `text`. Raises: RefusedError."""
-        [prompt] = question.prompts
-        return replace(question, prompts=[prompt.begun(await self.begun(text))])
 
     def answer(
         self, body: Asks, asked: Question, writer: AnswerWriter, request: Request
@@ -367,25 +337,3 @@ async def _noting(
         if index == 0 and event.token is not None:
             said.append(event.token.token_id)
         yield index, event
-
-
-def conversation_of(body: Converses) -> Conversation:
-    """The conversation that a body holds."""
-    hidden = {"function": {"strict"}}  # of the server's work, not the model's
-    tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.callable_tools]
-    return Conversation(body.for_template(), tools or None, body.think, variables=body.variables)
-
-
-def makes_several(body: AsksChat) -> bool:
-    """Whether the answer may be several calls. A model that must call does not end by itself: it
-    makes one, unless the client wants several.
-    """
-    asked = body.are_calls_parallel
-    return asked is True if body.must_call else asked is not False
-
-
-def _tools(body: AsksChat) -> list[Tool]:
-    return [
-        Tool(each.function.name, each.function.parameters or {}, bool(each.function.strict))
-        for each in body.callable_tools
-    ]

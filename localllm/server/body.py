@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -14,6 +15,16 @@ from pydantic import (
 )
 
 Name = Annotated[str, Field(max_length=300)]
+
+
+def never(message: str, *, may_be_empty: bool = False) -> BeforeValidator:
+    """For a field that is known and not supported: refuses any value."""
+
+    def check(value: object) -> None:
+        if value if may_be_empty else value is not None:
+            raise ValueError(message)
+
+    return BeforeValidator(check)
 
 
 def _all_finite(values: Iterable[Any]) -> bool:
@@ -52,6 +63,11 @@ class Body(BaseModel):
         for name in () if self.IS_OPEN else self.model_extra or ():
             written.pop(name, None)
         return written
+
+    def sent(self, *names: str, **others: Any) -> dict[str, Any]:
+        """The fields with these names, and the `others`, that have a value."""
+        found = {name: getattr(self, name) for name in names} | others
+        return {name: value for name, value in found.items() if value is not None}
 
     def unknown_fields(self) -> Iterator[str]:
         """The names of unknown fields that have a value, with those of the fields around them."""

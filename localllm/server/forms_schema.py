@@ -9,15 +9,28 @@ llama.cpp (`grammar`, `json_schema`, a schema beside `json_object`), Ollama (`fo
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from localllm.grammars.gbnf import is_gbnf, lark_of_gbnf
-from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body import Body, Name, WholeBody, never
 from localllm.server.limits import LIMITS
 from localllm.text.grammar import Grammar, lark_literal
 
 Source = Annotated[str, Field(min_length=1, max_length=LIMITS.grammar_bytes)]
 Schema = dict[str, Any] | bool
+
+
+def _read_if_text(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("must be a JSON schema") from error
+
+
+# A schema, or JSON in which one is written.
+WrittenSchema = Annotated[Schema, BeforeValidator(_read_if_text)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     Field(min_length=1, max_length=LIMITS.choices, fail_fast=True),
@@ -39,16 +52,11 @@ class StructuredOutputs(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    json_: Schema | None = Field(None, alias="json")
+    json_: WrittenSchema | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: Source | None = None
     grammar: Source | None = None
     choice: Choices | None = None
-
-    @field_validator("json_", mode="before")
-    @classmethod
-    def _may_be_written(cls, value: object) -> object:
-        return read_if_text(value)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StructuredOutputs":
@@ -152,40 +160,32 @@ _SCHEMAS, _GRAMMARS = ("guided_json", "json_schema"), ("guided_grammar", "gramma
 _PATTERNS = ("guided_regex", "regex")
 
 
+# Forms that cannot be followed.
+Unfollowed = Annotated[None, never("not supported; use response_format or structured_outputs")]
+
+
 class Forms(WholeBody):
     """The fields; at most one of them may be given."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = None
+    guided_json: WrittenSchema | None = None
     guided_regex: Source | None = None
     guided_choice: Choices | None = None
     guided_grammar: Source | None = None
-    json_schema: Schema | None = None
+    json_schema: WrittenSchema | None = None
     grammar: Source | None = None
     regex: Source | None = None
     ebnf: Source | None = None
     format: Literal["json"] | Schema | None = None
 
-    # Forms that cannot be followed.
-    structural_tag: None = None
-    guided_whitespace_pattern: None = None
-
-    @field_validator("guided_json", "json_schema", mode="before")
-    @classmethod
-    def _may_be_written(cls, value: object) -> object:
-        return read_if_text(value)
+    structural_tag: Unfollowed = None
+    guided_whitespace_pattern: Unfollowed = None
 
     @field_validator("grammar", "regex", "ebnf", "format", mode="before")
     @classmethod
     def _may_be_empty(cls, value: object) -> object:
         return value or None
-
-    @field_validator("structural_tag", "guided_whitespace_pattern", mode="before")
-    @classmethod
-    def _cannot_be_followed(cls, value: object) -> None:
-        if value is not None:
-            raise ValueError("not supported; use response_format or structured_outputs")
 
     @model_validator(mode="after")
     def _at_most_one(self) -> "Forms":
@@ -218,13 +218,3 @@ class Forms(WholeBody):
             return Grammar.any_object() if value == "json" else Grammar.of_schema(value)
         found: Grammar | None = None if value is None else value.form()
         return found
-
-
-def read_if_text(value: object) -> object:
-    """A schema that is written as JSON, read."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("must be a JSON schema") from error

@@ -4,7 +4,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from localllm.server.answering import Answering, conversation_of
+from localllm.server.answering import Answering
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.messages_writer import MessagesWriter
 from localllm.server.sending import with_changes
@@ -19,8 +19,6 @@ class MessagesApi:
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         """`POST /v1/messages`"""
         question = await self._answering.question(body, "messages", request)
-        if body.begun:
-            question = await self._answering.begin(question, body.begun)
         writer = MessagesWriter(
             self._answering.model.name,
             question.form,
@@ -32,6 +30,7 @@ class MessagesApi:
     async def count(self, body: CountRequest, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`"""
         self._answering.check_model(body.model)
-        prompt = await self._answering.write(conversation_of(body), "messages")
-        count = len(prompt.token_ids) + len(await self._answering.begun(body.begun))
+        asked = body.asked()
+        prompt = await self._answering.write(asked.conversation, "messages")
+        count = len(prompt.token_ids) + len(await self._answering.begun(asked.begun))
         return with_changes(JSONResponse({"input_tokens": count}), [prompt])

@@ -6,23 +6,18 @@ of its Python client, 2.13. temperature, top_p and top_k are of earlier versions
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body import Body, Name, WholeBody, never
+from localllm.server.chat_asked import ChatAsked, ToolUse
 from localllm.server.limits import LIMITS
-from localllm.server.schema import (
-    FunctionDefinition,
-    Parameters,
-    Stop,
-    ToolDefinition,
-    ToolName,
-    TopK,
-    TopP,
-)
+from localllm.server.schema import Stop, TopK, TopP
+from localllm.server.tools_schema import Parameters, ToolDefinition, ToolName
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_message
 from localllm.text.prompt import ChatMessage, ThinkLevel
@@ -34,6 +29,12 @@ _EFFORTS: dict[str, ThinkLevel] = {
     "high": "high",
     "xhigh": "high",
     "max": "high",
+}
+_CHOICES: dict[str, Literal["none", "auto", "required"]] = {
+    "none": "none",
+    "auto": "auto",
+    "any": "required",
+    "tool": "required",
 }
 # Budgets of thoughts up to these sizes are low and medium efforts: models know no budgets.
 _LOW_BUDGET, _MEDIUM_BUDGET = 2048, 8192
@@ -254,6 +255,7 @@ class Diagnostics(Body):
 class CountRequest(WholeBody):
     """`POST /v1/messages/count_tokens`, and what messages have in common with it."""
 
+    grammar_field: ClassVar[str] = "output_config"
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {"metadata", "service_tier", "inference_geo", "speed", "workspace_id"}
     )
@@ -272,26 +274,29 @@ class CountRequest(WholeBody):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> "CountRequest":
-        names = [tool.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("two tools have the same name")
-        choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool") and not names:
-            raise ValueError("tool_choice needs tools")
-        if choice is not None and choice.name is not None and choice.name not in names:
-            raise ValueError("tool_choice names none of the tools")
-        if self.begun and (self._format is not None or self.must_call):
+        tools = self._tool_use()
+        if self._begun and (self._format is not None or tools.must_call):
             raise ValueError("an answer that has begun cannot have a format")
         return self
 
-    @property
-    def grammar_field(self) -> str:
-        """See Asks."""
-        return "output_config"
+    def asked(self) -> ChatAsked:
+        """The conversation that the body holds."""
+        begun = self._begun
+        system = [] if not self.system else [{"role": "system", "content": _joined(self.system)}]
+        messages = self.messages[:-1] if begun else self.messages
+        written = [list(message.for_template()) for message in messages]
+        return ChatAsked(
+            [*system, *chain.from_iterable(written)],
+            self._tool_use(),
+            self._think,
+            begun,
+            compares_with=self.compares_with,
+            num_to_keep=self._num_to_keep(len(system), list(map(len, written))),
+        )
 
     @property
-    def think(self) -> ThinkLevel | None:
-        """See AsksChat. Without a word about it there are no thoughts, as the API has it."""
+    def _think(self) -> ThinkLevel:
+        """Without a word about it there are no thoughts, as the API has it."""
         asked = self.thinking
         effort = None if self.output_config is None else self.output_config.effort
         if asked is None or asked.type == "disabled":
@@ -303,45 +308,26 @@ class CountRequest(WholeBody):
         is_low = asked.budget_tokens <= _LOW_BUDGET
         return "low" if is_low else "medium" if asked.budget_tokens <= _MEDIUM_BUDGET else "high"
 
-    @property
-    def callable_tools(self) -> list[ToolDefinition]:
-        """See AsksChat."""
-        choice = self.tool_choice
-        if choice is not None and choice.type == "none":
-            return []
-        return [
-            ToolDefinition(
-                type="function",
-                function=FunctionDefinition(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.input_schema,
-                    strict=tool.strict,
-                ),
+    def _tool_use(self) -> ToolUse:
+        tools = [
+            ToolDefinition.of(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
             )
             for tool in self.tools or ()
-            if choice is None or choice.name in (None, tool.name)
         ]
+        asked = self.tool_choice
+        if asked is None:
+            return ToolUse(tools)
+        disables = asked.disable_parallel_tool_use
+        are_parallel = None if disables is None else not disables
+        return ToolUse(tools, _CHOICES[asked.type], asked.name, are_parallel)
 
     @property
-    def must_call(self) -> bool:
-        """See AsksChat."""
-        return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
-
-    @property
-    def are_calls_parallel(self) -> bool | None:
-        """See AsksChat."""
-        asked = None if self.tool_choice is None else self.tool_choice.disable_parallel_tool_use
-        return None if asked is None else not asked
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """See Converses."""
-        return {}
-
-    @property
-    def begun(self) -> str:
-        """The beginning of the answer, if the client wrote one: a last message of the assistant."""
+    def _begun(self) -> str:
+        """A last message of the assistant."""
         last = self.messages[-1]
         if last.role != "assistant" or any(not isinstance(b, TextBlock) for b in last.blocks):
             return ""
@@ -349,31 +335,20 @@ class CountRequest(WholeBody):
 
     @property
     def compares_with(self) -> str | None:
-        """See AsksChat."""
+        """The answer whose prompt this one is compared with, if the client names one."""
         return None if self.diagnostics is None else self.diagnostics.previous_message_id
 
-    @property
-    def num_to_keep(self) -> int:
-        """See AsksChat: up to the last mark."""
-        messages = self.messages[:-1] if self.begun else self.messages
-        has_system = int(bool(self.system))
+    def _num_to_keep(self, num_system: int, num_written: Sequence[int]) -> int:
+        """Messages up to the last mark; `num_written`: how many each of ours is for a template."""
         if self.cache_control is not None:
-            return len(self.for_template())
+            return num_system + sum(num_written)
         marked = [each.cache_control for each in self.tools or ()]
         marked += [each.cache_control for each in self.system or () if isinstance(each, TextBlock)]
-        num_kept = has_system if any(marked) else 0
-        num_written = has_system
-        for message in messages:
-            num_written += sum(1 for _ in message.for_template())
+        num_kept = num_system if any(marked) else 0
+        for i, message in enumerate(self.messages[: len(num_written)], 1):
             if any(block.cache_control for block in message.blocks):
-                num_kept = num_written
+                num_kept = num_system + sum(num_written[:i])
         return num_kept
-
-    def for_template(self) -> list[ChatMessage]:
-        """See AsksChat; the beginning of the answer is left out."""
-        system = [] if not self.system else [{"role": "system", "content": _joined(self.system)}]
-        messages = self.messages[:-1] if self.begun else self.messages
-        return [*system, *(each for message in messages for each in message.for_template())]
 
     def given(self) -> dict[str, Any]:
         """See Asks."""
@@ -383,6 +358,10 @@ class CountRequest(WholeBody):
     @property
     def _format(self) -> JsonFormat | None:
         return None if self.output_config is None else self.output_config.format
+
+
+# What Anthropic's own servers would do.
+Theirs = Annotated[None, never("not supported", may_be_empty=True)]
 
 
 class MessagesRequest(CountRequest):
@@ -397,26 +376,14 @@ class MessagesRequest(CountRequest):
     top_p: TopP | None = None
     top_k: TopK | None = None
 
-    # What Anthropic's own servers would do.
-    mcp_servers: None = None
-    container: None = None
-
-    @field_validator("mcp_servers", "container", mode="before")
-    @classmethod
-    def _nothing_of_theirs(cls, value: object) -> None:
-        if value:
-            raise ValueError("not supported")
+    mcp_servers: Theirs = None
+    container: Theirs = None
 
     def given(self) -> dict[str, Any]:
         """See Asks."""
-        fields = {
-            "max_tokens": max(1, self.max_tokens),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": tuple(self.stop_sequences or ()) or None,
-        }
-        return super().given() | {k: value for k, value in fields.items() if value is not None}
+        stop = tuple(self.stop_sequences or ()) or None
+        fields = self.sent("temperature", "top_p", "top_k", stop=stop)
+        return {**super().given(), **fields, "max_tokens": max(1, self.max_tokens)}
 
 
 def as_json(arguments: str) -> dict[str, Any]:

@@ -37,8 +37,6 @@ class OpenAIApi:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`"""
         question = await self._answering.question(body, "messages", request)
-        if body.begun:
-            question = await self._answering.begin(question, body.begun)
         return self._answer("chat", body, question, request)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:

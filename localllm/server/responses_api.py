@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from localllm.chat.response_store import StoredResponse
 from localllm.errors import LocalLLMError
-from localllm.server.answering import Answering, conversation_of
+from localllm.server.answering import Answering
 from localllm.server.guard import Refusal
 from localllm.server.kept_responses import KeptResponses
 from localllm.server.refusals import RefusedError, refusal_of
@@ -37,7 +37,7 @@ class ResponsesApi:
         """`POST /v1/responses/input_tokens`"""
         self._answering.check_model(body.model)
         await self._continue(body, request)
-        prompt = await self._answering.write(conversation_of(body), "input")
+        prompt = await self._answering.write(body.asked().conversation, "input")
         counted = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
         return with_changes(JSONResponse(counted), [prompt])
 

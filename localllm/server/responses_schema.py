@@ -14,12 +14,12 @@ from pydantic import (
     PrivateAttr,
     Tag,
     TypeAdapter,
-    field_validator,
     model_validator,
 )
 
-from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body import Body, Name, WholeBody, never
 from localllm.server.body_reader import check_arguments
+from localllm.server.chat_asked import ChatAsked, ToolUse
 from localllm.server.forms_schema import JsonObjectFormat, TextFormat
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (
@@ -27,18 +27,15 @@ from localllm.server.schema import (
     Arguments,
     Content,
     ContentPart,
-    FunctionDefinition,
     MaxTokens,
-    Parameters,
     Parts,
-    ToolDefinition,
-    ToolName,
     TopP,
     at_most,
 )
+from localllm.server.tools_schema import Parameters, ToolDefinition, ToolName
 from localllm.text.grammar import Grammar
 from localllm.text.plain_messages import plain_messages, read_content
-from localllm.text.prompt import ChatMessage, ThinkLevel
+from localllm.text.prompt import ChatMessage
 
 
 def _joined(content: str | Sequence[ContentPart] | None) -> str:
@@ -200,9 +197,14 @@ class CacheOptions(Body):
     comparison_response_id: Name | None = None
 
 
+# What the conversation would be instead.
+NotItems = Annotated[None, never("not supported; use input and previous_response_id")]
+
+
 class InputRequest(WholeBody):
     """`POST /v1/responses/input_tokens`, and what responses have in common with it."""
 
+    grammar_field: ClassVar[str] = "text"
     HARMLESS: ClassVar[frozenset[str]] = frozenset(
         {"safety_identifier", "service_tier", "user", "prompt_cache_retention"}
     )
@@ -223,28 +225,14 @@ class InputRequest(WholeBody):
 
     _earlier: list[Item] = PrivateAttr(default_factory=list)
 
-    # What the conversation would be instead.
-    conversation: None = None
-    prompt: None = None
-
-    @field_validator("conversation", "prompt", mode="before")
-    @classmethod
-    def _only_items(cls, value: object) -> None:
-        if value is not None:
-            raise ValueError("not supported; use input and previous_response_id")
+    conversation: NotItems = None
+    prompt: NotItems = None
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> "InputRequest":
         calls = (each for each in self.items if isinstance(each, CallItem))
         check_arguments(call.arguments for call in calls)
-        names = [tool.name for tool in self.functions]
-        if len(set(names)) < len(names):
-            raise ValueError("two tools have the same name")
-        choice = self.tool_choice
-        if choice == "required" and not names:
-            raise ValueError("tool_choice needs tools")
-        if isinstance(choice, ChosenFunction) and choice.name not in names:
-            raise ValueError("tool_choice names none of the tools")
+        self._tool_use()
         return self
 
     @property
@@ -265,71 +253,34 @@ class InputRequest(WholeBody):
             return self.input
         return [MessageItem(role="user", content=self.input)]
 
-    @property
-    def think(self) -> ThinkLevel | None:
-        """See AsksChat."""
+    def asked(self) -> ChatAsked:
+        """The conversation that the body holds, behind what it continues from."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = None if self.reasoning is None else self.reasoning.effort
-        return None if effort is None else EFFORTS[effort]
+        return ChatAsked(
+            [*system, *messages_of([*self._earlier, *self.items])],
+            self._tool_use(),
+            None if effort is None else EFFORTS[effort],
+            compares_with=self.asked_to_compare or self.previous_response_id,
+        )
 
     @property
-    def callable_tools(self) -> list[ToolDefinition]:
-        """See AsksChat."""
-        choice = self.tool_choice
-        chosen = choice.name if isinstance(choice, ChosenFunction) else None
-        return [
-            ToolDefinition(
-                type="function",
-                function=FunctionDefinition(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=tool.parameters,
-                    strict=tool.strict,
-                ),
-            )
-            for tool in self.functions
-            if choice != "none" and chosen in (None, tool.name)
-        ]
+    def asked_to_compare(self) -> str | None:
+        """The response that the client wants this one's prompt to be compared with."""
+        return None
 
-    @property
-    def must_call(self) -> bool:
-        """See AsksChat."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenFunction)
-
-    @property
-    def are_calls_parallel(self) -> bool | None:
-        """See AsksChat."""
-        return self.parallel_tool_calls
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """See Converses."""
-        return {}
-
-    @property
-    def num_to_keep(self) -> int:
-        """See AsksChat: this API has no word for it."""
-        return 0
-
-    @property
-    def compares_with(self) -> str | None:
-        """See AsksChat."""
-        return self.previous_response_id
-
-    @property
-    def grammar_field(self) -> str:
-        """See Asks."""
-        return "text"
+    def _tool_use(self) -> ToolUse:
+        tools = [ToolDefinition.of(**tool.model_dump(exclude={"type"})) for tool in self.functions]
+        choice, are_parallel = self.tool_choice, self.parallel_tool_calls
+        if isinstance(choice, ChosenFunction):
+            return ToolUse(tools, "required", choice.name, are_parallel)
+        return ToolUse(tools, choice or "auto", None, are_parallel)
 
     def given(self) -> dict[str, Any]:
         """See Asks."""
         asked = self.text.format if self.text is not None else None
         form = asked.form() if asked is not None else None
         return {} if form is None else {"grammar": form}
-
-    def for_template(self) -> list[ChatMessage]:
-        """See AsksChat."""
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*system, *messages_of([*self._earlier, *self.items])]
 
     def continue_from(self, items: Iterable[Mapping[str, Any]]) -> None:
         """Put `items` before the input: those of earlier requests, and of the answers to them."""
@@ -362,24 +313,15 @@ class ResponseRequest(InputRequest):
     background: Literal[False] | None = None
 
     @property
-    def compares_with(self) -> str | None:
-        """See AsksChat."""
-        return self.asked_to_compare or self.previous_response_id
-
-    @property
     def asked_to_compare(self) -> str | None:
-        """The response that the client wants this one's prompt to be compared with."""
+        """See InputRequest."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
     def given(self) -> dict[str, Any]:
         """See Asks."""
-        fields = {
-            "max_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-        }
-        return super().given() | {k: value for k, value in fields.items() if value is not None}
+        most = self.max_output_tokens
+        return super().given() | self.sent("temperature", "top_p", max_tokens=most)
 
 
 def messages_of(items: Iterable[Item]) -> list[ChatMessage]:

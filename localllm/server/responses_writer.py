@@ -178,7 +178,7 @@ class ResponsesWriter:
             "metadata": body.metadata or {},
             "model": self._model,
             "output": list(self._items),
-            "parallel_tool_calls": body.are_calls_parallel is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "prompt_cache_diagnostics": self._diagnostics(),

@@ -23,21 +23,21 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from localllm.server.body import Body, Name, WholeBody
+from localllm.server.body import Body, Name, WholeBody, never
 from localllm.server.body_reader import check_arguments
+from localllm.server.chat_asked import ChatAsked, ToolUse
 from localllm.server.forms_schema import Forms
 from localllm.server.limits import LIMITS
+from localllm.server.tools_schema import ToolDefinition, ToolName
 from localllm.text.plain_messages import (
     HIDDEN_PARTS,
     TEXT_PARTS,
     THOUGHT_PARTS,
     plain_message,
 )
-from localllm.text.prompt import ChatMessage, ThinkLevel
-from localllm.text.tool_schemas import without_nulls
+from localllm.text.prompt import ThinkLevel
 
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
-ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 EFFORTS: dict[str, ThinkLevel] = {
     "none": "off",
@@ -137,25 +137,15 @@ class Sampling(Forms):
     def given(self) -> dict[str, Any]:
         """The fields of SamplingParams that were sent. Raises: RequestError."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        fields = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": None
-            if self.logit_bias is None
-            else {int(token_id): bias for token_id, bias in self.logit_bias.items()},
-            "seed": self.seed,
-            "stop": stop or None,
-            "n": self.n,
-            "ignore_eos": self.ignore_eos or None,
-            "grammar": self.form(),
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        bias = self.logit_bias
+        return self.sent(
+            *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n"),
+            *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+            logit_bias=None if bias is None else {int(i): each for i, each in bias.items()},
+            stop=stop or None,
+            ignore_eos=self.ignore_eos or None,
+            grammar=self.form(),
+        )
 
 
 class ContentPart(Body):
@@ -211,7 +201,6 @@ def _as_text(arguments: Any) -> Any:
 
 
 Arguments = Annotated[str, BeforeValidator(_as_text)]
-Parameters = Annotated[dict[str, Any], AfterValidator(without_nulls)]
 
 
 class FunctionCall(Body):
@@ -272,22 +261,6 @@ TemplateOptions = Annotated[
 ]
 
 
-class FunctionDefinition(Body):
-    """A function that can be called, with the JSON schema of its arguments."""
-
-    name: ToolName
-    description: str | None = None
-    parameters: Parameters | None = None
-    strict: bool | None = None
-
-
-class ToolDefinition(Body):
-    """A tool; every tool is a function."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
 class ChosenFunction(Body):
     """The name of a function."""
 
@@ -299,6 +272,10 @@ class ChosenTool(Body):
 
     type: Literal["function"]
     function: ChosenFunction
+
+
+# OpenAI's fields from before tools.
+BeforeTools = Annotated[None, never("not supported; use tools and tool_choice")]
 
 
 class ChatRequest(Sampling):
@@ -318,15 +295,8 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required", "any"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
-    # OpenAI's fields from before tools.
-    functions: None = None
-    function_call: None = None
-
-    @field_validator("functions", "function_call", mode="before")
-    @classmethod
-    def _no_functions(cls, value: object) -> None:
-        if value is not None:
-            raise ValueError("not supported; use tools and tool_choice")
+    functions: BeforeTools = None
+    function_call: BeforeTools = None
 
     @field_validator("messages")
     @classmethod
@@ -336,23 +306,11 @@ class ChatRequest(Sampling):
         check_arguments(call.function.arguments for call in calls)
         return messages
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _as_mistral_says_it(cls, value: object) -> object:
-        return "required" if value == "any" else value
-
     @model_validator(mode="after")
     def _fields_go_together(self) -> "ChatRequest":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("two tools have the same name")
-        choice = self.tool_choice
-        if choice == "required" and not names:
-            raise ValueError("tool_choice needs tools")
-        if isinstance(choice, ChosenTool) and choice.function.name not in names:
-            raise ValueError("tool_choice names none of the tools")
+        self._tool_use()
         taken = _TAKEN & (self.chat_template_kwargs or {}).keys()
         if taken:
             raise ValueError(f"chat_template_kwargs cannot set {min(taken)}")
@@ -367,65 +325,39 @@ class ChatRequest(Sampling):
             raise ValueError("continue_final_message needs a last message of the assistant's")
         if self.add_generation_prompt:
             raise ValueError("continue_final_message goes without add_generation_prompt")
-        if self.form() is not None or self.must_call:
+        if self.form() is not None or self._tool_use().must_call:
             raise ValueError("an answer that has begun cannot have a form")
         return self
 
-    @property
-    def begun(self) -> str:
-        """The beginning of the answer, if it is to go on from one."""
-        said = self.messages[-1].for_template()["content"] if self.continue_final_message else ""
-        return str(said)
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """See Converses: what is said about thinking is in `think`."""
-        given = dict(self.chat_template_kwargs or {})
-        if self.add_generation_prompt is False and not self.continue_final_message:
-            given["add_generation_prompt"] = False
-        return {name: value for name, value in given.items() if not _is_switch(name, value)}
-
-    @property
-    def callable_tools(self) -> list[ToolDefinition]:
-        """The tools that this answer may call."""
-        choice, tools = self.tool_choice, self.tools or []
-        if isinstance(choice, ChosenTool):
-            return [tool for tool in tools if tool.function.name == choice.function.name]
-        return [] if choice == "none" else tools
-
-    def for_template(self) -> list[ChatMessage]:
-        """The messages as chat templates read them, without an answer that is to go on."""
-        messages = self.messages[:-1] if self.continue_final_message else self.messages
-        return [message.for_template() for message in messages]
-
-    @property
-    def num_to_keep(self) -> int:
-        """See AsksChat: this API has no word for it."""
-        return 0
-
-    @property
-    def compares_with(self) -> str | None:
-        """See AsksChat."""
-        return None
-
-    @property
-    def are_calls_parallel(self) -> bool | None:
-        """See AsksChat."""
-        return self.parallel_tool_calls
-
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
-
-    @property
-    def think(self) -> ThinkLevel | None:
-        """How much the model should think, if the request says so."""
-        if self.reasoning_effort is not None:
-            return EFFORTS[self.reasoning_effort]
+    def asked(self) -> ChatAsked:
+        """The conversation that the body holds."""
+        goes_on = bool(self.continue_final_message)
+        messages = [message.for_template() for message in self.messages]
         given = self.chat_template_kwargs or {}
         switches = [value for name, value in given.items() if _is_switch(name, value)]
-        return None if not switches else "on" if switches[0] else "off"
+        variables = {name: value for name, value in given.items() if not _is_switch(name, value)}
+        if self.add_generation_prompt is False and not goes_on:
+            variables["add_generation_prompt"] = False
+        think: ThinkLevel | None = None
+        if self.reasoning_effort is not None:
+            think = EFFORTS[self.reasoning_effort]
+        elif switches:
+            think = "on" if switches[0] else "off"
+        return ChatAsked(
+            messages[:-1] if goes_on else messages,
+            self._tool_use(),
+            think,
+            begun=str(messages[-1]["content"]) if goes_on else "",
+            variables=variables,
+        )
+
+    def _tool_use(self) -> ToolUse:
+        tools, choice, are_parallel = self.tools or (), self.tool_choice, self.parallel_tool_calls
+        if isinstance(choice, ChosenTool):
+            return ToolUse(tools, "required", choice.function.name, are_parallel)
+        if choice == "any":  # as Mistral says it
+            choice = "required"
+        return ToolUse(tools, choice or "auto", None, are_parallel)
 
     def given(self) -> dict[str, Any]:
         """See Sampling."""

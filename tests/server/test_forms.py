@@ -8,7 +8,6 @@ from forms import admits
 from pydantic import ValidationError
 
 from localllm.errors import RequestError
-from localllm.server.answering import makes_several
 from localllm.server.messages_schema import MessagesRequest
 from localllm.server.refusals import describe_invalid
 from localllm.server.responses_schema import ResponseRequest
@@ -187,7 +186,7 @@ def test_other_apis_take_the_same_values() -> None:
     told = {"input": "a", "max_output_tokens": -1, "top_p": 0.0}
     assert ResponseRequest.model_validate(told).given() == {"top_p": 1e-9}
     tool = {"type": "function", "function": {"name": "f"}}
-    assert chat(tools=[tool], tool_choice="any").must_call
+    assert chat(tools=[tool], tool_choice="any").asked().tools.must_call
 
 
 @pytest.mark.parametrize("is_several", [None, False, True])
@@ -196,7 +195,7 @@ def test_who_must_call_makes_one_call_unless_several_are_wanted(is_several: bool
     allows = {}
     for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
         body = chat(tools=[tool], tool_choice=choice, parallel_tool_calls=is_several)
-        allows[str(choice)] = makes_several(body)
+        allows[str(choice)] = body.asked().tools.makes_several
     auto, *forced = allows.values()
     assert auto == (is_several is not False)
     assert forced == [is_several is True] * 2
@@ -205,9 +204,10 @@ def test_who_must_call_makes_one_call_unless_several_are_wanted(is_several: bool
 def test_options_of_templates_are_told_apart_from_the_switch_for_thoughts() -> None:
     asked = {"enable_thinking": False, "preserve_thinking": True, "date": "today"}
     body = chat(chat_template_kwargs=asked)
-    assert (body.think, body.variables) == ("off", {"preserve_thinking": True, "date": "today"})
-    assert chat(chat_template_kwargs={"thinking": True}).think == "on"
-    assert chat(add_generation_prompt=False).variables == {"add_generation_prompt": False}
+    said = body.asked()
+    assert (said.think, said.variables) == ("off", {"preserve_thinking": True, "date": "today"})
+    assert chat(chat_template_kwargs={"thinking": True}).asked().think == "on"
+    assert chat(add_generation_prompt=False).asked().variables == {"add_generation_prompt": False}
 
 
 def test_unknown_fields_are_named_wherever_they_are() -> None:
