@@ -1,11 +1,13 @@
 """The interface of products with weights, whatever the library and the device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.pointwise.gate import GateKind
 
 Product = Callable[[Tensor], Tensor]
@@ -26,6 +28,31 @@ class ExpertsProduct(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class CodedWeight:
+    """A quantized weight as every library takes it, to pack it in its own way.
+
+    `codes`: [out, in], of int4 and mxfp4 (e2m1) uint8 below 16, of int8 int8, of fp8 float8_e4m3fn;
+    `scales`: [out, num_groups], one for a row of int8, of mxfp4 exponents in uint8 (e8m0); with a
+    `block` (outputs, inputs) one for each; `zeros`: as `scales`, None: 8 everywhere; `permutation`:
+    int64 [in], the input that each column belongs to.
+    """
+
+    kind: CodeKind
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    permutation: Tensor | None = None
+    block: tuple[int, int] | None = None
+
+    @property
+    def layout(self) -> WeightLayout:
+        """The layout, which decides the kernel."""
+        width_in = self.codes.shape[1]
+        group = width_in // self.scales.shape[1] if self.block is None else self.block[1]
+        return WeightLayout(self.kind, width_in, group)
+
+
 class Linears(Protocol):
     """Makes products from weights, and packs each weight once. They take [rows, in] and return
     [rows, out] in `dtype`, or in float32 if rows are wide. None: no kernel for it (see Traits).
@@ -38,38 +65,10 @@ class Linears(Protocol):
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """`weight`: [out, in]."""
 
-    def int4(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        permutation: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
+    def packed(
+        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
-        """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups]; `permutation`:
-        [in], the input that each column belongs to.
-        """
-
-    def int8(
-        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """`codes`: int8 [out, in]; `scales`: [out]."""
-
-    def fp8(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        block: tuple[int, int],
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Product | None:
-        """`codes`: float8_e4m3fn [out, in]; `scales`: one for each `block` (outputs, inputs)."""
-
-    def mxfp4(
-        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """`codes`: uint8 [out, in] below 16, e2m1; `exponents`: uint8 [out, in / 32], e8m0."""
+        """The product with a quantized weight, in a model of `dtype`."""
 
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind

@@ -159,7 +159,7 @@ def packed_linear(
     """
     if linears is None:
         return weight.torch_product(bias, dtype) or DequantizedLinear(weight, bias, dtype, Linear)
-    own = weight.product(linears, bias, dtype)
+    own = linears.packed(weight.coded(), bias, dtype)
     return own or DequantizedLinear(weight, bias, dtype, linears.plain)
 
 

@@ -523,7 +523,7 @@ class WeightReader:
         if linears is not None and self._rounds:
             # In bfloat16 the library rounds the inputs too, as it does for a quantized model.
             rounded = Int8Weight.rounded(weight.float())
-            product = rounded.product(linears, bias, torch.bfloat16)
+            product = linears.packed(rounded.coded(), bias, torch.bfloat16)
         if product is None:
             product = Linear(weight, bias) if linears is None else linears.plain(weight, bias)
         return self._fixed(product)

@@ -22,6 +22,7 @@ from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
+from localllm_kernels.linears import CodedWeight
 from localllm_kernels.pointwise.gate import GATE_KINDS, gate_reference
 from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
@@ -353,7 +354,9 @@ def test_int4(
         zeros = torch.randint(16, scales.shape, dtype=torch.uint8)
     permutation = torch.randperm(width_in) if kind == "permuted" else None
     bias = torch.randn(width_out)
-    product = linears.int4(codes, scales, zeros, permutation, bias, torch.bfloat16)
+    product = linears.packed(
+        CodedWeight("int4", codes, scales, zeros, permutation), bias, torch.bfloat16
+    )
     centred = codes.view(*scales.shape, -1) - (8.0 if zeros is None else zeros[..., None].float())
     weight = (centred * scales.float()[..., None]).flatten(1)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 30):
@@ -369,7 +372,7 @@ def test_int4(
 def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
     codes = torch.randint(-128, 128, (width_out, width_in), dtype=torch.int8)
     scales, bias = torch.rand(width_out), torch.randn(width_out)
-    product = linears.int8(codes, scales, bias, torch.bfloat16)
+    product = linears.packed(CodedWeight("int8", codes, scales[:, None]), bias, torch.bfloat16)
     x = torch.randn(11, width_in)
     rounded = rounded_rows(x, next(size for size in (128, 64, 16) if width_in % size == 0))
     expected = F.linear(rounded, codes.float() * scales[:, None], bias)
@@ -379,8 +382,11 @@ def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
 
 def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
     codes = torch.randint(16, (16, 64), dtype=torch.uint8)
-    int4 = linears.int4(codes, torch.ones(16, 2), None, None, None, torch.bfloat16)
-    int8 = linears.int8(codes.to(torch.int8), torch.ones(16), None, torch.bfloat16)
+    weights = (
+        CodedWeight("int4", codes, torch.ones(16, 2)),
+        CodedWeight("int8", codes.to(torch.int8), torch.ones(16, 1)),
+    )
+    int4, int8 = (linears.packed(each, None, torch.bfloat16) for each in weights)
     plain = linears.plain(torch.randn(16, 64), None)
     bfloat16 = linears.plain(torch.randn(16, 64).bfloat16(), None)
     for product in (int4, int8, plain, bfloat16):
@@ -411,10 +417,12 @@ def test_all_instruction_sets_give_the_same_bits(
         except BuildError:
             assert lacking
             pytest.skip("the compiler has no such option on this processor")
-        int4 = linears.int4(codes, scales, zeros, None, None, torch.bfloat16)(x)
-        found.append(
-            torch.cat((int4, linears.int8(int8_codes, scales[:, 0], None, torch.bfloat16)(x)))
+        weights = (
+            CodedWeight("int4", codes, scales, zeros),
+            CodedWeight("int8", int8_codes, scales[:, :1]),
         )
+        products = (linears.packed(each, None, torch.bfloat16) for each in weights)
+        found.append(torch.cat([product(x) for product in products]))
     # With fused products or without; the integers are the same.
     torch.testing.assert_close(found[1], found[0], atol=0, rtol=1e-5)
     torch.testing.assert_close(found[2], found[0], atol=0, rtol=1e-5)

@@ -16,6 +16,7 @@ from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.team import Team
+from localllm_kernels.linears import CodedWeight
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -38,7 +39,7 @@ def products() -> list[Tensor]:
     kinds = [
         linears.plain(weight, None),
         linears.plain(weight.bfloat16(), None),
-        linears.int8(codes.to(torch.int8), scales[:, 0], None, torch.bfloat16),
+        linears.packed(CodedWeight("int8", codes.to(torch.int8), scales), None, torch.bfloat16),
     ]
     assert all(kind is not None for kind in kinds)
     return [kind(x) for kind in kinds if kind is not None]

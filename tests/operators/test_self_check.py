@@ -35,6 +35,7 @@ from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm_kernels import TORCH_OPS, Ops, triton_ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.experts.route import route_reference
+from localllm_kernels.linears import CodedWeight
 from localllm_kernels.recurrence.recurrence import recurrence_reference
 from localllm_kernels.recurrence.short_conv import short_conv_reference
 
@@ -386,16 +387,15 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
     assert (ops.sample is whole.sample) == (piece is not Piece.SAMPLING)
     assert ops.sample is not None
     assert ops.linears is not None
-    codes = torch.ones(16, 64, dtype=torch.uint8)
-    scales, dtype = torch.ones(16, 1), torch.float32
-    product = ops.linears.int4(codes, scales, None, None, None, dtype)
-    assert (product is None) == (piece is Piece.INT4)
-    product = ops.linears.int8(codes.view(torch.int8), scales[:, 0], None, dtype)
-    assert (product is None) == (piece is Piece.INT8)
-    product = ops.linears.fp8(codes.view(torch.float8_e4m3fn), scales, (1, 64), None, dtype)
-    assert (product is None) == (piece is Piece.FP8)
-    product = ops.linears.mxfp4(codes, codes[:, ::32], None, dtype)
-    assert (product is None) == (piece is Piece.MXFP4)
+    codes, scales = torch.ones(16, 64, dtype=torch.uint8), torch.ones(16, 1)
+    weights = {
+        Piece.INT4: CodedWeight("int4", codes, scales),
+        Piece.INT8: CodedWeight("int8", codes.view(torch.int8), scales),
+        Piece.FP8: CodedWeight("fp8", codes.view(torch.float8_e4m3fn), scales, block=(1, 64)),
+        Piece.MXFP4: CodedWeight("mxfp4", codes, codes[:, ::32]),
+    }
+    for kind, weight in weights.items():
+        assert (ops.linears.packed(weight, None, torch.float32) is None) == (piece is kind)
     assert (ops.linears.of_experts is ops.linears) == (piece is Piece.EXPERTS)
     assert str(ops.choice) != str(whole.choice)
 

@@ -107,17 +107,3 @@ void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x
                         (uint16_t *)scratch);
   }
 }
-
-static void multiply_all(const Team *team, void *arguments) {
-  const LinearCall *a = arguments;
-  team_bfloat16_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
-}
-
-/* Returns 0, or 1 if there is no memory. */
-int bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
-  char *scratch = malloc((size_t)bfloat16_scratch_bytes(w, rows));
-  if (!scratch) return 1;
-  run_team(threads, multiply_all, &(LinearCall){w, x, y, rows, scratch});
-  free(scratch);
-  return 0;
-}

@@ -11,6 +11,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from localllm_kernels.cpu.structs import DECLARATIONS
+
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 # Products and sums are fused only where the sources say so: a row's bits must not depend on how the
@@ -51,9 +53,11 @@ def _compile_for_this_process(compiler: tuple[str, ...], flags: tuple[str, ...])
 
 def _load(library: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+    DECLARATIONS.bind(loaded)
+    return loaded
 
 
 def _is_own(library: Path) -> bool:

@@ -1,29 +1,33 @@
-"""The structures and enumerations of our headers, read from their text.
+"""The structures, enumerations and functions of our C sources, read from their text.
 
-It reads what these headers use: `typedef struct` of numbers, pointers and other structures, and
-`enum` without values. A test compares the layout with the compiler's.
+It reads what these use: `typedef struct` of numbers, pointers and other structures, `enum` without
+values, and functions of numbers and pointers. A test compares the layout with the compiler's.
 """
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-_Struct = TypeVar("_Struct", bound=type[ctypes.Structure])
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _STRUCT = re.compile(r"typedef struct \{(.*?)\} (\w+);", re.DOTALL)
 _ENUM = re.compile(r"^enum \{(.*?)\};", re.DOTALL | re.MULTILINE)
 _DECLARATION = re.compile(r"(?:const )?(\w+) (.+)", re.DOTALL)
 _DECLARATOR = re.compile(r"(\**)(\w+)")
+_FUNCTION = re.compile(r"^(void|int|int64_t) (\w+)\(([^()]*)\) \{", re.MULTILINE)
 _NUMBERS: Mapping[str, type] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_PASSED: Mapping[str, type | None] = {
+    **_NUMBERS,
+    **{"void": None, "int": ctypes.c_int, "uint64_t": ctypes.c_uint64, "TeamWork": ctypes.c_void_p},
+}
 
 
 class Declarations:
-    """What headers declare; `structs`: the structures that Python has too, by their names in C."""
+    """What sources declare; `structs`: the structures that Python has too, by their names in C."""
 
     def __init__(self, text: str) -> None:
         code = _COMMENT.sub(" ", text)
+        self._functions: list[tuple[str, str, str]] = _FUNCTION.findall(code)
         self._bodies = {name: body for body, name in _STRUCT.findall(code)}
         self._values = {
             name.strip(): value
@@ -34,24 +38,27 @@ class Declarations:
 
     @classmethod
     def of_folder(cls, folder: Path) -> "Declarations":
-        """Those of all headers in a folder."""
-        return cls("\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.h"))))
+        """Those of all headers and sources in a folder."""
+        return cls("\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.[ch]"))))
 
     def value(self, name: str) -> int:
         """The value of an enumeration's constant."""
         return self._values[name]
 
-    def struct(self, name: str) -> Callable[[_Struct], _Struct]:
-        """A decorator that gives a subclass of Structure the fields of the structure `name`. Those
-        that it holds or points to must have been decorated before; to others it has void pointers.
+    def struct(self, name: str) -> type[ctypes.Structure]:
+        """The structure `name`. Those that it holds or points to must have been asked for before;
+        to others it has void pointers.
         """
+        fields = self._fields(self._bodies[name])
+        self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        return self.structs[name]
 
-        def declare(own: _Struct) -> _Struct:
-            own._fields_ = [*self._fields(self._bodies[name])]
-            self.structs[name] = own
-            return own
-
-        return declare
+    def bind(self, library: ctypes.CDLL) -> None:
+        """Give the functions of a library the types that they are declared with."""
+        for result, name, arguments in self._functions:
+            function = getattr(library, name)
+            function.restype = _PASSED[result]
+            function.argtypes = [_passed(each) for each in arguments.split(",")]
 
     def _fields(self, body: str) -> list[tuple[str, type]]:
         found = []
@@ -68,6 +75,10 @@ class Declarations:
         if stars == "*" and kind in self.structs:
             return ctypes.POINTER(self.structs[kind])
         return ctypes.c_void_p
+
+
+def _passed(argument: str) -> type | None:
+    return ctypes.c_void_p if "*" in argument else _PASSED[argument.split()[0]]
 
 
 def _matched(pattern: re.Pattern[str], text: str) -> tuple[str, str]:

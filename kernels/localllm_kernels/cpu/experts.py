@@ -39,7 +39,6 @@ class CExperts:
             GATE_KINDS.index(kind),
         )
         self._forward = library.experts_forward
-        self._forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
 
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]

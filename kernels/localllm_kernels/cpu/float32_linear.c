@@ -78,13 +78,3 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
   else
     team_multiply(team, w, x, y, rows, 0);
 }
-
-static void multiply_all(const Team *team, void *arguments) {
-  const LinearCall *a = arguments;
-  team_float32_linear(team, a->weight, a->x, a->y, a->rows);
-}
-
-int float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
-  run_team(threads, multiply_all, &(LinearCall){w, x, y, rows, NULL});
-  return 0;
-}

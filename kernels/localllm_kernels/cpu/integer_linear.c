@@ -240,18 +240,3 @@ void team_integer_linear(const Team *team, const IntegerWeight *w, const float *
     team_multiply_panel(team, w, x + first * w->width_in, y + first * w->width_out, count, scratch);
   }
 }
-
-static void multiply_all(const Team *team, void *arguments) {
-  const LinearCall *a = arguments;
-  team_integer_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
-}
-
-/* x: [num_rows, in], y: [num_rows, out]; returns 0, or 1 if there is no memory. */
-int integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t num_rows,
-                   int64_t threads) {
-  char *scratch = malloc((size_t)integer_scratch_bytes(w, num_rows));
-  if (!scratch) return 1;
-  run_team(threads, multiply_all, &(LinearCall){w, x, y, num_rows, scratch});
-  free(scratch);
-  return 0;
-}

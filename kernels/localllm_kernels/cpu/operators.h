@@ -110,15 +110,6 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
 void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                           int64_t rows, char *scratch);
 
-/* The arguments of one linear. */
-typedef struct {
-  const void *weight; /* FloatWeight or IntegerWeight */
-  const float *x;     /* [rows, in] */
-  float *y;           /* [rows, out] */
-  int64_t rows;
-  char *scratch; /* NULL where the kind needs none */
-} LinearCall;
-
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
 /* The parts of an integer product, for callers that share out several products at once: row `row` of
  * `rows` is quantized into `memory`, `rows` times integer_row_bytes(w); then any thread multiplies

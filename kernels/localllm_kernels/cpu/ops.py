@@ -4,6 +4,7 @@ All take and return contiguous float32; only keys and values in the cache may ha
 """
 
 import ctypes
+from ctypes import Structure
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
+from localllm_kernels.cpu.structs import cache_struct, no_cache, pointer
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.experts.route import Routing
 from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, parts_of
@@ -20,47 +21,20 @@ from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlo
 
 # The most heads that may share keys: the rows of a task, QUERY_ROWS of attention_rows.h.
 MAX_GROUP = 32
-_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class CpuOps:
     """The pointwise operators and attention."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
-        self._team = team
-        self._rms_norm = library.rms_norm
-        self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _POINTER, *3 * [_LONG]]
-        self._add_rms_norm = library.add_rms_norm
-        self._add_rms_norm.argtypes = [*3 * [_POINTER], _FLOAT, *2 * [_POINTER], *3 * [_LONG]]
-        self._gate = library.gate
-        self._rotate_and_store = library.rotate_and_store
-        self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
-        self._route = library.route
-        self._route.argtypes = [_POINTER, _LONG]
-        self._short_conv = library.short_conv
-        self._short_conv.argtypes = [*2 * [_POINTER], _LONG]
-        self._sigmoid_gate = library.sigmoid_gate
-        self._sigmoid_gate.argtypes = [*2 * [_POINTER], _LONG, _POINTER, *3 * [_LONG]]
-        self._sigmoid_gate.restype = None
-        self._recurrence = library.recurrence
-        self._recurrence.argtypes = [*2 * [_POINTER], _LONG]
-        self._paged_attention = library.paged_attention
-        self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
-        self._gumbel_argmax = library.gumbel_argmax
-        self._gumbel_argmax.argtypes = [*2 * [_POINTER], _FLOAT, ctypes.c_uint64, *2 * [_LONG]]
-        self._gumbel_argmax.restype = _LONG
-        self._row_maxima = library.row_maxima
-        self._row_maxima.argtypes = [*3 * [_POINTER], *3 * [_LONG]]
-        self._gate.argtypes = [*2 * [_POINTER], *4 * [_LONG]]
-        for function in (self._rms_norm, self._add_rms_norm, self._gate):
-            function.restype = None
+        self._library, self._team = library, team
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See rms_norm_reference."""
         x = x.contiguous()
         out = torch.empty_like(x)
         width = x.shape[-1]
-        self._rms_norm(
+        self._library.rms_norm(
             x.data_ptr(),
             weight.data_ptr(),
             eps,
@@ -76,7 +50,7 @@ class CpuOps:
     ) -> tuple[Tensor, Tensor]:
         """See add_rms_norm_reference."""
         total, out = torch.empty_like(x), torch.empty_like(x)
-        self._add_rms_norm(
+        self._library.add_rms_norm(
             x.data_ptr(),
             residual.data_ptr(),
             weight.data_ptr(),
@@ -94,7 +68,7 @@ class CpuOps:
         rows, width = gate_up.shape[0], gate_up.shape[1] // parts_of(kind)
         out = gate_up.new_empty(rows, width)
         number, threads = GATE_KINDS.index(kind), self._team.size
-        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)
+        self._library.gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)
         return out
 
     def route(self, logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
@@ -106,7 +80,7 @@ class CpuOps:
         asked = routing_struct(how, experts)
         asked.logits, asked.rows = logits.data_ptr(), rows
         asked.chosen, asked.factors = chosen.data_ptr(), factors.data_ptr()
-        if self._route(ctypes.addressof(asked), self._team.size):
+        if self._library.route(ctypes.addressof(asked), self._team.size):
             raise MemoryError("out of memory for the choice of experts")
         return chosen, factors
 
@@ -126,7 +100,7 @@ class CpuOps:
         conv = structs.ShortConv(
             rows.data_ptr(),
             weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            pointer(bias),
             cache.rows.data_ptr(),
             out.data_ptr(),
             width,
@@ -134,7 +108,7 @@ class CpuOps:
             cache.rows.shape[1],
         )
         threads = self._team.size
-        self._short_conv(ctypes.addressof(conv), ctypes.addressof(where), threads)
+        self._library.short_conv(ctypes.addressof(conv), ctypes.addressof(where), threads)
         del arrays  # which must live as long as the call
         return out
 
@@ -171,7 +145,7 @@ class CpuOps:
             out.data_ptr(),
         )
         pointers = ctypes.addressof(call), ctypes.addressof(where)
-        if self._recurrence(*pointers, self._team.size):
+        if self._library.recurrence(*pointers, self._team.size):
             raise MemoryError("out of memory for a recurrence")
         del arrays  # which must live as long as the call
         return out
@@ -192,14 +166,14 @@ class CpuOps:
     ) -> Tensor:
         """See rotate_and_store_reference."""
         rows, all_heads, head_dim = qkv.shape
-        own = CKVCache.none(head_dim) if cache is None else CKVCache.of(cache)
+        own = no_cache(head_dim) if cache is None else cache_struct(cache)
         heads = all_heads - (2 if has_values else 1) * own.kv_heads
         query = qkv.new_empty(rows, heads, head_dim)
-        rotation = Rotation(
+        rotation = structs.Rotation(
             cos.data_ptr(),
             sin.data_ptr(),
-            None if query_norm is None else query_norm.data_ptr(),
-            None if key_norm is None else key_norm.data_ptr(),
+            pointer(query_norm),
+            pointer(key_norm),
             eps,
             slot_mapping.data_ptr(),
             own,
@@ -211,8 +185,8 @@ class CpuOps:
             all_heads * head_dim,
         )
         threads = self._team.size
-        pointer = ctypes.addressof(rotation)
-        if self._rotate_and_store(pointer, qkv.data_ptr(), query.data_ptr(), threads):
+        asked = ctypes.addressof(rotation)
+        if self._library.rotate_and_store(asked, qkv.data_ptr(), query.data_ptr(), threads):
             raise ValueError(f"head size {head_dim} is too large")
         return query
 
@@ -220,7 +194,7 @@ class CpuOps:
         """See sigmoid_gate_reference."""
         out, threads = torch.empty_like(x), self._team.size
         pointers = x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr()
-        self._sigmoid_gate(*pointers, *x.shape, threads)
+        self._library.sigmoid_gate(*pointers, *x.shape, threads)
         return out
 
     def row_maxima(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +203,7 @@ class CpuOps:
         rows, width = values.shape
         maxima = values.new_empty(rows)
         indices = torch.empty(rows, dtype=torch.int64)
-        failed = self._row_maxima(
+        failed = self._library.row_maxima(
             values.data_ptr(),
             maxima.data_ptr(),
             indices.data_ptr(),
@@ -246,9 +220,9 @@ class CpuOps:
     ) -> int:
         """See gumbel_argmax_reference."""
         values = values.contiguous()
-        winner: int = self._gumbel_argmax(
+        winner: int = self._library.gumbel_argmax(
             values.data_ptr(),
-            None if token_ids is None else token_ids.data_ptr(),
+            pointer(token_ids),
             temperature,
             key,
             values.shape[0],
@@ -278,11 +252,10 @@ class CpuOps:
         _, heads, _ = query.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
-        sink_pointer = None if sinks is None else sinks.data_ptr()
-        shape = AttentionShape(
-            CKVCache.of(cache), heads, window or 0, scale, cap or 0.0, sink_pointer, num_hidden
+        shape = structs.AttentionShape(
+            cache_struct(cache), heads, window or 0, scale, cap or 0.0, pointer(sinks), num_hidden
         )
-        failed = self._paged_attention(
+        failed = self._library.paged_attention(
             ctypes.addressof(shape),
             query.data_ptr(),
             block_tables.data_ptr(),
@@ -311,11 +284,11 @@ class CpuOps:
         return out if value_dim is None else out[..., :value_dim].contiguous()
 
 
-def routing_struct(how: Routing, num_experts: int) -> structs.Routing:
+def routing_struct(how: Routing, num_experts: int) -> Structure:
     """It without rows; it points to the vectors of `how`."""
     return structs.Routing(
-        correction=None if how.correction is None else how.correction.data_ptr(),
-        scales=None if how.scales is None else how.scales.data_ptr(),
+        correction=pointer(how.correction),
+        scales=pointer(how.scales),
         experts=num_experts,
         top_k=how.top_k,
         is_sigmoid=how.is_sigmoid,
@@ -337,7 +310,7 @@ def _rows_of(padded: int, width: int, states: StateSlots) -> Tensor:
     return out
 
 
-def slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, ...]]:
+def slots_in_c(states: StateSlots) -> tuple[Structure, tuple[object, ...]]:
     """The slots, and the arrays that they point to."""
     saves = [each for save in states.saves for each in (save.request, save.num_rows, save.slot)]
     arrays = tuple(
@@ -355,12 +328,8 @@ def slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, ..
     return structs.StateSlots(*pointers, len(states.slots), len(states.saves)), arrays
 
 
-def recurrence_struct(weights: RecurrenceWeights, heads: Heads) -> structs.Recurrence:
+def recurrence_struct(weights: RecurrenceWeights, heads: Heads) -> Structure:
     """The weights, which must live as long as what is returned."""
-
-    def pointer(tensor: Tensor | None) -> int | None:
-        return None if tensor is None else tensor.data_ptr()
-
     vectors = weights.decay, weights.bias, weights.skip, weights.norm
     sizes = heads.num_keys, heads.num_values, heads.key_width, heads.value_width
     return structs.Recurrence(

@@ -1,13 +1,12 @@
 """A product with a weight in the C library, ready to be called or handed to other operators."""
 
 import ctypes
-from collections.abc import Callable
+from ctypes import Structure
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
 from localllm_kernels.cpu.team import Team
 
 
@@ -15,17 +14,18 @@ from localllm_kernels.cpu.team import Team
 class CProduct:
     """`x`, float32 [rows, in] -> [rows, out].
 
-    `weight` is the C structure; `kept` are the tensors that it points to.
+    `kind`, `weight`: as a Product of operators.h has them; `kept`: the tensors that the weight
+    points to.
     """
 
+    library: ctypes.CDLL
     team: Team
-    kind: ProductKind
-    run: Callable[..., int]
-    weight: IntegerWeight | FloatWeight
+    kind: int
+    weight: Structure
     kept: tuple[Tensor | None, ...]
 
     @property
-    def struct(self) -> structs.Product:
+    def struct(self) -> Structure:
         """It as a Product of operators.h, which must not outlive it."""
         return structs.Product(self.kind, ctypes.addressof(self.weight))
 
@@ -33,14 +33,9 @@ class CProduct:
         """Compute. Raises: MemoryError."""
         x = x.contiguous()
         y = x.new_empty(x.shape[0], self.weight.width_out)
-        failed = self.run(
-            ctypes.addressof(self.weight),
-            x.data_ptr(),
-            y.data_ptr(),
-            x.shape[0],
-            self.team.size,
-        )
-        if failed:
+        product = self.struct
+        pointers = ctypes.addressof(product), x.data_ptr(), y.data_ptr()
+        if self.library.multiply(*pointers, x.shape[0], self.team.size):
             raise MemoryError("out of memory for the inputs of a product")
         return y
 

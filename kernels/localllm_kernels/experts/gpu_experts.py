@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
-from localllm_kernels.experts.stacked_weight import StackedWeight, pack_halves, takes_group
+from localllm_kernels.experts.stacked_weight import (
+    FOUR_BITS,
+    StackedWeight,
+    pack_halves,
+    takes_group,
+)
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
-from localllm_kernels.linears import Product
+from localllm_kernels.linears import CodedWeight, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
@@ -77,61 +82,24 @@ class ExpertLinears:
             StackedWeight("plain", weight[None], None, None, _one(bias), width_in)
         )
 
-    def int4(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        permutation: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
+    def packed(
+        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """See Linears."""
-        width_in = codes.shape[1]
-        group = width_in // scales.shape[1]
-        if permutation is not None or not takes_group("int4", group, width_in):
+        kind, (width_out, width_in) = weight.kind, weight.codes.shape
+        group = min(weight.layout.group, width_in)
+        is_uneven = width_in % group > 0 or weight.permutation is not None
+        if is_uneven or not takes_group(kind, group, width_in):
             return None
-        packed = pack_halves(codes)
-        zeros = None if zeros is None else zeros[None]
-        return StackedProduct(
-            StackedWeight("int4", packed[None], scales[None], zeros, _one(bias), width_in)
+        codes, scales = weight.codes, weight.scales
+        if kind in FOUR_BITS:
+            codes = pack_halves(codes)
+        if weight.block is not None:
+            scales = scales.repeat_interleave(min(weight.block[0], width_out), 0)[:width_out]
+        stacked = StackedWeight(
+            kind, codes[None], scales[None], _one(weight.zeros), _one(bias), width_in
         )
-
-    def int8(
-        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """See Linears."""
-        scales = scales.view(1, -1, 1)
-        return StackedProduct(
-            StackedWeight("int8", codes[None], scales, None, _one(bias), codes.shape[1])
-        )
-
-    def fp8(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        block: tuple[int, int],
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Product | None:
-        """See Linears."""
-        width_out, width_in = codes.shape
-        group = min(block[1], width_in)
-        if width_in % group or not takes_group("fp8", group, width_in):
-            return None
-        of_rows = scales.repeat_interleave(min(block[0], width_out), 0)[:width_out]
-        return StackedProduct(
-            StackedWeight("fp8", codes[None], of_rows[None], None, _one(bias), width_in)
-        )
-
-    def mxfp4(
-        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """See Linears."""
-        packed = pack_halves(codes)
-        return StackedProduct(
-            StackedWeight("mxfp4", packed[None], exponents[None], None, _one(bias), codes.shape[1])
-        )
+        return StackedProduct(stacked)
 
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
@@ -146,5 +114,5 @@ def _stack(products: Sequence[Product]) -> StackedWeight | None:
     return StackedWeight.stack(weights) if len(weights) == len(products) else None
 
 
-def _one(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias[None]
+def _one(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor[None]

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
-from localllm_kernels.compiling.traits import WeightLayout
 from localllm_kernels.experts.gpu_experts import ExpertLinears
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
@@ -46,53 +45,25 @@ class GpuLinears:
     def experts(self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind) -> None:
         """See Linears: only the products of `of_experts` can be one."""
 
-    def mxfp4(
-        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """See Linears."""
-        if Piece.MXFP4 in self._to_torch:
-            return None
-        return ExpertLinears().mxfp4(codes, exponents, bias, dtype)
-
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See Linears."""
         return lambda x: F.linear(x, weight, bias)
 
-    def int4(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        permutation: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
+    def packed(
+        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """See Linears."""
-        width_in = codes.shape[1]
-        layout = WeightLayout("int4", width_in, width_in // scales.shape[1])
-        if Piece.INT4 in self._to_torch or not triton_multiplies(layout, dtype, "cuda"):
+        kind, workspace = weight.kind, self.workspace
+        is_torchs = Piece[kind.upper()] in self._to_torch
+        if is_torchs or not triton_multiplies(weight.layout, dtype, "cuda"):
             return None
-        packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
-        return Int4Product(packed, self.workspace)
-
-    def int8(
-        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Product | None:
-        """See Linears."""
-        if Piece.INT8 in self._to_torch:
-            return None
-        return lambda x: int8_matmul(x, codes, scales, bias, self.workspace)
-
-    def fp8(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        block: tuple[int, int],
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Product | None:
-        """See Linears."""
-        layout = WeightLayout("fp8", codes.shape[1], block[1])
-        if Piece.FP8 in self._to_torch or not triton_multiplies(layout, dtype, "cuda"):
-            return None
-        return lambda x: fp8_matmul(x, codes, scales, block, bias, self.workspace)
+        codes, scales, block = weight.codes, weight.scales, weight.block
+        if kind == "int4":
+            packed = PackedInt4.pack(codes, scales, weight.zeros, weight.permutation, bias)
+            return Int4Product(packed, workspace)
+        if kind == "int8":
+            of_rows = scales.flatten()
+            return lambda x: int8_matmul(x, codes, of_rows, bias, workspace)
+        if block is not None:
+            return lambda x: fp8_matmul(x, codes, scales, block, bias, workspace)
+        return ExpertLinears().packed(weight, bias, dtype)

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from ctypes import Structure
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.ops import recurrence_struct, routing_struct, slots_in_c
 from localllm_kernels.cpu.product import CProduct
+from localllm_kernels.cpu.structs import pointer
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.pointwise.gate import GATE_KINDS
 from localllm_kernels.recurrence.state_cache import StateCache
@@ -71,19 +73,9 @@ class CpuDecoder:
             *widest,
         )
         self._growth = sizes.scores.growth
-        self._forward = library.decoder_forward
-        self._forward.argtypes = [
-            *3 * [ctypes.c_void_p],
-            ctypes.c_int64,
-            *3 * [ctypes.c_void_p],
-            ctypes.c_int64,
-        ]
-        self._scratch_bytes = library.decoder_scratch_bytes
-        self._scratch_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self._scratch_bytes.restype = ctypes.c_int64
         self._scratch = torch.empty(0, dtype=torch.uint8)
         # The newest cache, and its groups: pointers are slow to find.
-        self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
+        self._groups: tuple[PagedKVCache, ctypes.Array[Structure]] | None = None
 
     def takes(self, batch: ForwardBatch) -> bool:
         """See FusedDecoder."""
@@ -100,7 +92,7 @@ class CpuDecoder:
         """See FusedDecoder. Raises: MemoryError."""
         rows = hidden.shape[0]
         decoder = ctypes.addressof(self.struct)
-        needed = self._scratch_bytes(decoder, rows)
+        needed = self.library.decoder_scratch_bytes(decoder, rows)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         out = hidden.clone()
@@ -116,7 +108,7 @@ class CpuDecoder:
                 states[i] = _state(cache)
         asked = structs.Batch(
             (structs.Angles * len(angles))(*angles),
-            _pointer(growth),
+            pointer(growth),
             batch.cu_seqlens_q.data_ptr(),
             batch.seq_lens.data_ptr(),
             rows,
@@ -135,9 +127,9 @@ class CpuDecoder:
         streams = {i: torch.empty_like(out) for i in taps if i < len(self._layers)}
         tapped = None
         if streams:
-            pointers = (_pointer(streams.get(i)) for i in range(len(self._layers)))
+            pointers = (pointer(streams.get(i)) for i in range(len(self._layers)))
             tapped = (ctypes.c_void_p * len(self._layers))(*pointers)
-        failed = self._forward(
+        failed = self.library.decoder_forward(
             decoder,
             ctypes.addressof(asked),
             groups,
@@ -153,34 +145,34 @@ class CpuDecoder:
         return out, streams
 
 
-def group_structs(kv_cache: PagedKVCache) -> "ctypes.Array[structs.Group]":
+def group_structs(kv_cache: PagedKVCache) -> "ctypes.Array[Structure]":
     """The groups of a cache, without a batch's tables."""
     return (structs.Group * len(kv_cache.stacks))(*map(_group, kv_cache.stacks))
 
 
-def _group(stack: KVCache) -> structs.Group:
+def _group(stack: KVCache) -> Structure:
     scales = stack.key_scales
     return structs.Group(
-        first=structs.CKVCache.of(stack),
+        first=structs.cache_struct(stack),
         layer_bytes=stack.key[0].nbytes,
         layer_scales=0 if scales is None else scales[0].numel(),
     )
 
 
-def _state(cache: StateCache) -> structs.State:
+def _state(cache: StateCache) -> Structure:
     has_half = cache.matrix is not None and cache.matrix.dtype == torch.float16
     return structs.State(
-        cache.rows.data_ptr(), _pointer(cache.matrix), cache.rows.shape[1], has_half
+        cache.rows.data_ptr(), pointer(cache.matrix), cache.rows.shape[1], has_half
     )
 
 
 def _layer(
     layer: UniformLayer, place: tuple[int, int] | None, ropes: Sequence[RopeTable]
-) -> structs.Layer:
+) -> Structure:
     found = structs.Layer()
     names = ("input_norm", "attention_after", "mlp_norm", "mlp_after")
     for name, norm in zip(names, layer.norms, strict=True):
-        setattr(found, name, _pointer(None if norm is None else norm.weight))
+        setattr(found, name, pointer(None if norm is None else norm.weight))
     match layer.mixer:
         case Attention() as attention:
             _set_attention(found, attention)
@@ -195,19 +187,19 @@ def _layer(
     return found
 
 
-def _set_attention(found: structs.Layer, attention: Attention) -> None:
+def _set_attention(found: Structure, attention: Attention) -> None:
     norms = attention.norms
     if norms is not None:
         assert norms.key is not None
-        found.query_norm, found.key_norm = (_pointer(n.weight) for n in (norms.query, norms.key))
-    found.sinks = _pointer(attention.sinks)
+        found.query_norm, found.key_norm = (pointer(n.weight) for n in (norms.query, norms.key))
+    found.sinks = pointer(attention.sinks)
     found.qkv, found.output = map(_product, attention.products)
     found.first_width = _c_product(attention.qkv_proj).weight.width_out
     found.window = attention.spec.window or 0
     found.num_hidden = attention.spec.scores.num_hidden
 
 
-def _set_recurrence(found: structs.Layer, mixer: Recurrence) -> None:
+def _set_recurrence(found: Structure, mixer: Recurrence) -> None:
     heads = mixer.heads
     found.recurrence = ctypes.pointer(recurrence_struct(mixer.weights, heads))
     found.qkv, found.output = _product(mixer.in_proj), _product(mixer.out_proj)
@@ -219,7 +211,7 @@ def _set_recurrence(found: structs.Layer, mixer: Recurrence) -> None:
         found.factors, found.factors_at = _product(mixer.factors), -1
 
 
-def _widths(layers: ctypes.Array[structs.Layer], heads_width: int) -> tuple[int, int, int]:
+def _widths(layers: ctypes.Array[Structure], heads_width: int) -> tuple[int, int, int]:
     """The most outputs of a first product, inputs of a second one, and factors."""
     recurrences = [layer.recurrence.contents for layer in layers if layer.recurrence]
     values = [each.values * each.value_width for each in recurrences]
@@ -230,7 +222,7 @@ def _widths(layers: ctypes.Array[structs.Layer], heads_width: int) -> tuple[int,
     )
 
 
-def _mixture(block: MixtureOfExperts) -> structs.Mixture:
+def _mixture(block: MixtureOfExperts) -> Structure:
     assert isinstance(block.experts, CExperts)
     routing = routing_struct(block.routing, block.spec.router.num_experts)
     return structs.Mixture(_product(block.router), routing, block.experts.struct)
@@ -248,17 +240,13 @@ def _gate(layer: UniformLayer) -> int:
     return 0 if isinstance(layer.mlp, MixtureOfExperts) else GATE_KINDS.index(layer.mlp.spec.gate)
 
 
-def _norm_kind(sizes: AttentionSpec) -> structs.HeadNormKind:
+def _norm_kind(sizes: AttentionSpec) -> int:
     if sizes.norms is None or sizes.has_head_norms:
-        return structs.HeadNormKind.HEADS
-    return structs.HeadNormKind.TURNED if sizes.norms.is_late else structs.HeadNormKind.ROWS
+        return structs.value("NORM_HEADS")
+    return structs.value("NORM_TURNED" if sizes.norms.is_late else "NORM_ROWS")
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _product(product: object) -> structs.Product:
+def _product(product: object) -> Structure:
     return _c_product(product).struct
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from ctypes import Structure
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -68,17 +69,11 @@ class CpuHead:
             join.hidden.weight.data_ptr(),
             join.linear.struct,
             head.projection.struct,
-            None if head.drafted is None else head.drafted.data_ptr(),
+            structs.pointer(head.drafted),
             *(each.data_ptr() for each in self._rope),
         )
-        self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
+        self._groups: tuple[PagedKVCache, ctypes.Array[Structure]] | None = None
         self._draft, self._team = decoder.library.head_draft, decoder.team
-        self._draft.argtypes = [
-            *2 * [ctypes.c_void_p],
-            ctypes.c_int64,
-            *3 * [ctypes.c_void_p],
-            ctypes.c_int64,
-        ]
 
     @staticmethod
     def supports(decoder: object, embedding: Embedding, join: Join, head: Head) -> bool:

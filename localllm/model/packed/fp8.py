@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Fp8Weight:
             return Fp8Weight(codes, self.scales, self.block)
         return Fp8Weight(codes, self.scales[order // height], (1, self.block[1]))
 
-    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+    def coded(self) -> CodedWeight:
         """See PackedWeight."""
-        return linears.fp8(self.codes, self.scales, self.block, bias, dtype)
+        return CodedWeight("fp8", self.codes, self.scales, block=self.block)
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> None:
         """See PackedWeight."""

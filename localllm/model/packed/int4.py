@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm_kernels.compiling.traits import WeightLayout, torch_multiplies
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight, Product
 
 SYMMETRIC_ZERO = 8
 
@@ -108,10 +108,10 @@ class Int4Weight:
         scales = self.scales
         return torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
 
-    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+    def coded(self) -> CodedWeight:
         """See PackedWeight."""
         codes = self.unpacked_codes()
-        return linears.int4(codes, self.scales, self.zeros, self.permutation, bias, dtype)
+        return CodedWeight("int4", codes, self.scales, self.zeros, self.permutation)
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """See PackedWeight."""

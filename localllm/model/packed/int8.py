@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm_kernels.compiling.traits import WeightLayout, torch_multiplies
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight, Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Int8Weight:
         """See PackedWeight."""
         return Int8Weight(self.codes[order], self.scales[order])
 
-    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+    def coded(self) -> CodedWeight:
         """See PackedWeight."""
-        return linears.int8(self.codes, self.scales, bias, dtype)
+        return CodedWeight("int8", self.codes, self.scales[:, None])
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """See PackedWeight."""

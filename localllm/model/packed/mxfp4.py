@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localllm.model.packed.int4 import unpack_nibbles
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight
 
 GROUP_SIZE = 32
 # The values of a code: a sign, two bits of exponent, one of fraction (e2m1).
@@ -63,9 +63,9 @@ class Mxfp4Weight:
         """See PackedWeight."""
         return Mxfp4Weight(self.codes[order], self.exponents[order])
 
-    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+    def coded(self) -> CodedWeight:
         """See PackedWeight."""
-        return linears.mxfp4(unpack_nibbles(self.codes), self.exponents, bias, dtype)
+        return CodedWeight("mxfp4", unpack_nibbles(self.codes), self.exponents)
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> None:
         """See PackedWeight."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import WeightLayout
-from localllm_kernels.linears import Linears, Product
+from localllm_kernels.linears import CodedWeight, Product
 
 # The time of torch's integer operators grows with the rows; for more rows than this it is faster to
 # dequantize the weight once and use the plain product.
@@ -48,8 +48,8 @@ class PackedWeight(Protocol):
     def take_rows(self, order: Tensor) -> Self:
         """The weight with its rows in another order; `order`: int64 [out]."""
 
-    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
-        """The product by a kernel of `linears`, in a model of `dtype`; None if it has none."""
+    def coded(self) -> CodedWeight:
+        """It as the libraries of kernels take it."""
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """The product by one of torch's operators; None if it has none."""
