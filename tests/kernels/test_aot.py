@@ -60,10 +60,10 @@ def test_kernels_take_as_many_instructions_as_stand_for_them(
 
 def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> None:
     code = (
-        "import dataclasses, localllm_kernels.compiling.ahead_of_time as a\n"
-        "spec = dict(a.all_specs())['pointwise/gate']\n"
-        "broken = dataclasses.replace(spec, constants={**spec.constants, 'BLOCK': 1000})\n"
-        "print(a.check_nvidia('gate', broken, 90))"
+        "import localllm_kernels.compiling.ahead_of_time as a\n"
+        "import localllm_kernels.pointwise.gate as gate\n"
+        "gate.BLOCK = 1000\n"
+        "print(a.check_nvidia('gate', gate.AOT_SPECS[0], 90))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     found = subprocess.run(
@@ -76,7 +76,7 @@ def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> Non
 
 def test_a_gpu_without_what_a_kernel_needs_is_named() -> None:
     spec, *_ = (spec for name, spec in all_specs() if name == "pointwise/gate")
-    needs = AotSpec(spec.kernel, "fp8", spec.signature, spec.constants, min_capability=89)
+    needs = AotSpec(spec.kernel, "fp8", spec.call, min_capability=89)
     assert check_nvidia("x", needs, 80) == ("x._gate_kernel fp8 sm_80: needs sm_89", True)
 
 

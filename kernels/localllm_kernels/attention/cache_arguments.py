@@ -6,10 +6,8 @@ from torch import Tensor
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.compiling.launch import present
 
-# How keys and values are stored: KIND of the kernels, and the type they are compiled for (None: the
-# model's).
+# How keys and values are stored: KIND of the kernels.
 KINDS = {"plain": 0, "int8": 1, "fp8": 2}
-CACHE_TYPES = {"plain": None, "int8": "*i8", "fp8": "*u8"}
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
 

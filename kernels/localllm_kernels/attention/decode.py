@@ -6,6 +6,7 @@ captured launch serves any lengths. A request's length determines how many progr
 others return at once, and nothing waits for them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,31 +15,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localllm_kernels.attention.cache_arguments import (
-    CACHE_TYPES,
-    CODES,
-    KINDS,
-    cache_kind,
-    cache_pointers,
-)
+from localllm_kernels.attention.cache_arguments import CODES, KINDS, cache_kind, cache_pointers
+from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
-from localllm_kernels.attention.kv_cache import KVCache, row_bytes
+from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
-    ALL,
     LOG2_E,
-    NARROW,
-    SCORE_TYPES,
-    TYPE_BYTES,
     WIDE,
-    aot_constants,
-    aot_signature,
     attend_tiles,
     head_constants,
     score_arguments,
-    score_words,
 )
-from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.aot import AotSpec
 from localllm_kernels.compiling.launch import Workspace
 
 MIN_DOT_ROWS = 16
@@ -317,107 +306,68 @@ def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
     return is_8_bit and fits and query.itemsize == 2 and query.is_contiguous()
 
 
-_COUNTS = {"num_splits": "i32", "most_queries": "i32"}
+def _spec(example: Example, rows: int, *, overlaps: bool = False) -> AotSpec:
+    def call(workspace: Workspace) -> None:
+        workspace.overlaps = overlaps
+        example.attend(paged_attention_decode, workspace, rows)
 
-
-def _spec(
-    kind: str,
-    block_m: int,
-    targets: tuple[int, ...],
-    dtype: str = "bf16",
-    head_dim: int = 128,
-    *,
-    value_dim: int | None = None,
-    has_cap: bool = False,
-    has_sinks: bool = False,
-    overlaps: bool = False,
-) -> AotSpec:
-    has_window = block_m == 32 and value_dim is None
-    tile = _tile(block_m, value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
-    num_warps = tile.pop("num_warps")
     return AotSpec(
         _decode_kernel,
-        f"{dtype}, {kind} cache, {block_m} rows of {head_dim}"
-        + score_words(has_window, has_cap, has_sinks)
+        f"{example.dtype}, {example.kind} cache, {rows} rows of {example.head_dim}{example.words}"
         + (", overlapping" if overlaps else ""),
-        {
-            **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
-            **SCORE_TYPES,
-            "parts_ptr": "*fp32",
-            "counters_ptr": "*i32",
-            **_COUNTS,
-        },
-        {
-            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
-            "HAS_CAP": has_cap,
-            "HAS_SINKS": has_sinks,
-            **tile,
-            "BLOCK_M": block_m,
-            "MAX_PARTS": MAX_SPLITS,
-            "OVERLAPS": overlaps,
-        },
-        num_warps,
-        max_stack=_max_stack(kind, block_m, dtype, has_sinks),
-        only=targets,
-        work=_work(kind, dtype, head_dim, tile["BLOCK_N"], num_read=2 if value_dim is None else 1),
+        call,
+        min_capability=90 if overlaps else 80,
+        max_stack=_max_stack(example, rows),
+        work=example.work,
     )
 
 
-def _max_stack(kind: str, block_m: int, dtype: str, has_sinks: bool) -> int:
+def _max_stack(example: Example, rows: int) -> int:
     """The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6."""
-    if block_m == 64 or dtype == "fp32":
+    if rows == 64 or example.dtype == "fp32":
         return 32
-    return 8 * (kind != "plain") + 16 * has_sinks
+    return 8 * (example.kind != "plain") + 16 * example.has_sinks
 
 
-def _work(kind: str, dtype: str, head_dim: int, block_n: int, num_read: int = 2) -> Work:
-    """Keys and values of 64 tokens for one head; one of both with a `num_read` of 1."""
-    row = row_bytes(head_dim, CODES.get(kind, torch.bfloat16 if dtype == "bf16" else torch.float32))
-    return Work("64 keys", block_n / 64, num_read * 64 * row, is_shared=True)
+def _fragment_spec(example: Example, rows: int) -> AotSpec:
+    def call(workspace: Workspace) -> None:
+        workspace.key_fragments = True
+        example.attend(paged_attention_decode, workspace, rows)
 
-
-def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> AotSpec:
-    signature = {**aot_signature("*i32", "bf16"), "query_ptr": "*i64"}
-    constants = aot_constants(KINDS[kind], has_window, head_dim)
-    for name in ("BLOCK_D", "VALUE_DIM", "REST", "VALUES_ARE_KEYS"):
-        del constants[name]
+    turn = FRAGMENT_WARPS * KEYS_EACH
     return AotSpec(
         _fragment_decode_kernel,
-        f"{kind} cache, {rows} rows of {head_dim}{', window' if has_window else ''}",
-        {**signature, "parts_ptr": "*fp32", "counters_ptr": "*i32", **_COUNTS},
-        {
-            **constants,
-            "EIGHTS": rows // 8,
-            "WARPS": FRAGMENT_WARPS,
-            "MIN_TURNS": MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
-            "MAX_PARTS": MAX_SPLITS,
-            "PTX": True,
-        },
-        FRAGMENT_WARPS,
+        f"{example.kind} cache, {rows} rows of {example.head_dim}{example.words}",
+        call,
         max_stack=16,  # values from before the loop
-        work=_work(kind, "bf16", head_dim, FRAGMENT_WARPS * KEYS_EACH),
+        work=replace(example.work, count=turn / 64, times=()),
     )
 
 
 AOT_SPECS = [
-    *(_fragment_spec(kind, 8, 128, has_window=False) for kind in CODES),
-    _fragment_spec("int8", 16, 128, has_window=False),
-    _fragment_spec("int8", 8, 64, has_window=True),
-    *(_spec(kind, 16, ALL) for kind in KINDS),
-    _spec("plain", 16, (90, 100, 120), overlaps=True),
-    _spec("plain", 32, ALL),
-    _spec("plain", 64, ALL),
-    *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
-    *(_spec("plain", rows, group, head_dim=512) for rows in (16, 32) for group in (NARROW, WIDE)),
+    *(_fragment_spec(Example(kind), 8) for kind in CODES),
+    _fragment_spec(Example("int8"), 16),
+    _fragment_spec(Example("int8", head_dim=64, has_window=True), 8),
+    *(_spec(Example(kind), 16) for kind in KINDS),
+    _spec(Example(), 16, overlaps=True),
+    _spec(Example(has_window=True), 32),
+    _spec(Example(), 64),
+    _spec(Example(head_dim=256), 16),
+    _spec(Example(head_dim=256), 64),
+    _spec(Example(head_dim=512), 16),
+    _spec(Example(head_dim=512, has_window=True), 32),
     *(
-        _spec(kind, rows, group, head_dim=576, value_dim=512)
+        _spec(Example(kind, head_dim=576, value_dim=512), rows)
         for rows in (16, 32)
         for kind in KINDS
-        for group in (NARROW, WIDE)
     ),
-    _spec("plain", 16, ALL, head_dim=256, has_cap=True),
-    _spec("plain", 16, ALL, head_dim=64, has_sinks=True),
-    *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),
-    _spec("plain", 16, ALL, "fp32", 512),
-    _spec("plain", 16, ALL, "fp32", 576, value_dim=512),
+    _spec(Example(head_dim=256, has_cap=True), 16),
+    _spec(Example(head_dim=64, has_sinks=True), 16),
+    *(
+        _spec(Example(dtype="fp32", head_dim=dim, has_window=rows == 32), rows)
+        for rows in (16, 32)
+        for dim in (64, 128, 256)
+    ),
+    _spec(Example(dtype="fp32", head_dim=512), 16),
+    _spec(Example(dtype="fp32", head_dim=576, value_dim=512), 16),
 ]

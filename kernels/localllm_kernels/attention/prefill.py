@@ -11,29 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.attention.cache_arguments import (
-    CACHE_TYPES,
-    KINDS,
-    cache_kind,
-    cache_pointers,
-)
+from localllm_kernels.attention.cache_arguments import KINDS, cache_kind, cache_pointers
+from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
-    ALL,
     LOG2_E,
-    NARROW,
-    SCORE_TYPES,
-    TYPE_BYTES,
     WIDE,
-    aot_constants,
-    aot_signature,
     attend_tiles,
     head_constants,
     score_arguments,
-    score_words,
 )
-from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.aot import AotSpec
 from localllm_kernels.compiling.launch import Workspace
 
 NUM_WARPS = 8
@@ -282,60 +271,24 @@ def paged_attention_prefill(
     return out
 
 
-_SPLIT_TYPES = {
-    "parts_ptr": "*fp32",
-    "counters_ptr": "*i32",
-    **dict.fromkeys(("num_seqs", "num_splits", "least_queries"), "i32"),
-}
-
-
-def _spec(
-    kind: str,
-    targets: tuple[int, ...],
-    dtype: str = "bf16",
-    head_dim: int = 128,
-    *,
-    value_dim: int | None = None,
-    has_window: bool = False,
-    has_cap: bool = False,
-    has_sinks: bool = False,
-) -> AotSpec:
-    block_m, block_n = _tile(value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
-    key_bytes = head_dim * TYPE_BYTES[dtype]
-    num_read = 2 if value_dim is None else 1  # keys and values, or rows that are both
+def _spec(example: Example) -> AotSpec:
     return AotSpec(
         _prefill_kernel,
-        f"{dtype}, {kind} cache, heads of {head_dim}{score_words(has_window, has_cap, has_sinks)}",
-        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **SCORE_TYPES, **_SPLIT_TYPES},
-        {
-            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
-            "HAS_CAP": has_cap,
-            "HAS_SINKS": has_sinks,
-            "BLOCK_Q": block_m // (4 if value_dim is None else 16),
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "MIN_TILES": MIN_SPLIT_KEYS // block_n,
-            "MAX_PARTS": _max_splits(TYPE_BYTES[dtype]),
-        },
-        NUM_WARPS,
+        f"{example.dtype}, {example.kind} cache, heads of {example.head_dim}{example.words}",
+        lambda workspace: example.attend(paged_attention_prefill, workspace, 512),
         # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6.
-        max_stack=24 if dtype == "fp32" else 0,
-        only=targets,
-        work=Work("64 keys", block_n / 64, num_read * 64 * key_bytes, is_shared=True),
+        max_stack=24 if example.dtype == "fp32" else 0,
+        work=example.work,
     )
 
 
 AOT_SPECS = [
-    *(_spec(kind, targets) for kind in KINDS for targets in (NARROW, WIDE)),
-    *(_spec("plain", targets, has_window=True) for targets in (NARROW, WIDE)),
-    *(_spec("plain", targets, head_dim=dim) for dim in (256, 512) for targets in (NARROW, WIDE)),
-    *(
-        _spec(kind, targets, head_dim=576, value_dim=512)
-        for kind in KINDS
-        for targets in (NARROW, WIDE)
-    ),
-    *(_spec("plain", targets, head_dim=256, has_cap=True) for targets in (NARROW, WIDE)),
-    *(_spec("plain", targets, head_dim=64, has_sinks=True) for targets in (NARROW, WIDE)),
-    _spec("plain", ALL, "fp32", head_dim=576, value_dim=512),
-    *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256, 512)),
+    *(_spec(Example(kind)) for kind in KINDS),
+    _spec(Example(has_window=True)),
+    *(_spec(Example(head_dim=dim)) for dim in (256, 512)),
+    *(_spec(Example(kind, head_dim=576, value_dim=512)) for kind in KINDS),
+    _spec(Example(head_dim=256, has_cap=True)),
+    _spec(Example(head_dim=64, has_sinks=True)),
+    _spec(Example(dtype="fp32", head_dim=576, value_dim=512)),
+    *(_spec(Example(dtype="fp32", head_dim=dim)) for dim in (64, 128, 256, 512)),
 ]

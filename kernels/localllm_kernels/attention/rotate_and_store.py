@@ -6,23 +6,19 @@ normed too, without a weight, and may be the keys before their norm and rotation
 program of the kernel takes one head of one token.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.attention.cache_arguments import (
-    CACHE_TYPES,
-    KINDS,
-    cache_kind,
-    cache_pointers,
-)
+from localllm_kernels.attention.cache_arguments import CODES, KINDS, cache_kind, cache_pointers
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.rotary import apply_rotary_reference
 from localllm_kernels.attention.store_kv import store_kv_reference
 from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import present
+from localllm_kernels.compiling.launch import Workspace, present
 from localllm_kernels.pointwise.rms_norm import rms_norm_reference
 from localllm_kernels.primitives.e4m3 import to_e4m3
 
@@ -211,54 +207,56 @@ def rotate_and_store_reference(
     return query
 
 
-_POINTERS = ("qkv_ptr", "query_ptr")
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """Of an 8B model; without `heads`, the rows of latent attention, which are stored as they
+    are.
+    """
+
+    kind: str = "plain"
+    heads: int = 32
+    head_dim: int = 128
+    norm_type: torch.dtype = torch.bfloat16
+    has_own_values: bool = True
+
+    def __call__(self, workspace: Workspace) -> None:
+        kv_heads, bf16 = 8 if self.heads else 1, torch.bfloat16
+        stored = kv_heads * (2 if self.has_own_values else 1)
+        key = torch.empty(2, kv_heads, 16, self.head_dim, dtype=CODES.get(self.kind, bf16))
+        scales = torch.empty(2, kv_heads, 16) if self.kind in CODES else None
+        angles = torch.empty(1, self.head_dim // 2)
+        norm = torch.empty(self.head_dim, dtype=self.norm_type) if self.heads else None
+        rotate_and_store(
+            torch.empty(1, self.heads + stored, self.head_dim, dtype=bf16),
+            angles,
+            angles,
+            KVCache(key, key, scales, scales),
+            torch.zeros(1, dtype=torch.int64),
+            query_norm=norm,
+            key_norm=norm,
+            eps=1e-6,
+            has_values=self.has_own_values,
+            norms_values=bool(self.heads) and not self.has_own_values,
+        )
 
 
-def _spec(
-    kind: str, *, norm_type: str = "*bf16", head_dim: int = 128, has_own_values: bool = True
-) -> AotSpec:
-    cache_type = CACHE_TYPES[kind] or "*bf16"
-    words = "" if norm_type == "*bf16" else ", norms in float32"
+def _spec(example: _Example) -> AotSpec:
+    words = "" if example.norm_type == torch.bfloat16 else ", norms in float32"
+    if example.heads:
+        words += "" if example.has_own_values else ", keys as values"
+    else:
+        words = f", rows of {example.head_dim}"
     return AotSpec(
         _rotate_and_store_kernel,
-        f"{kind} cache{words}{'' if has_own_values else ', keys as values'}",
-        {
-            **dict.fromkeys(_POINTERS, "*bf16"),
-            **dict.fromkeys(("query_norm_ptr", "key_norm_ptr"), norm_type),
-            **dict.fromkeys(("cos_ptr", "sin_ptr", "key_scales_ptr", "value_scales_ptr"), "*fp32"),
-            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type),
-            "slots_ptr": "*i64",
-            "num_stored": "i32",
-            "eps": "fp32",
-        },
-        {
-            "HEADS": 32,
-            "KV_HEADS": 8,
-            "HEAD_DIM": head_dim,
-            "CACHE_BLOCK": 16,
-            "HAS_NORM": True,
-            "HAS_VALUES": has_own_values,
-            "NORMS_VALUES": not has_own_values,
-            "KIND": KINDS[kind],
-            "BLOCK": head_dim,
-        },
-        num_warps=1,
-        work=Work("value", head_dim, 4),
-    )
-
-
-def _row_spec(kind: str) -> AotSpec:
-    """The rows of latent attention, which are stored as they are."""
-    spec = _spec(kind, head_dim=576, has_own_values=False)
-    changes = {"HEADS": 0, "KV_HEADS": 1, "HAS_NORM": False, "NORMS_VALUES": False, "BLOCK": 1024}
-    return replace(
-        spec, label=f"{kind} cache, rows of 576", constants={**spec.constants, **changes}
+        f"{example.kind} cache{words}",
+        example,
+        work=Work("value", example.head_dim, 4),
     )
 
 
 AOT_SPECS = [
-    *(_spec(kind) for kind in CACHE_TYPES),
-    _spec("plain", norm_type="*fp32", head_dim=256),
-    _spec("plain", norm_type="*fp32", head_dim=512, has_own_values=False),
-    *(_row_spec(kind) for kind in CACHE_TYPES),
+    *(_spec(_Example(kind)) for kind in KINDS),
+    _spec(_Example(head_dim=256, norm_type=torch.float32)),
+    _spec(_Example(head_dim=512, norm_type=torch.float32, has_own_values=False)),
+    *(_spec(_Example(kind, heads=0, head_dim=576, has_own_values=False)) for kind in KINDS),
 ]

@@ -14,12 +14,10 @@ from localllm_kernels.compiling.launch import present
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
 LOG2_E = 1.4426950408889634
-# Capabilities of GPUs with products of wide tiles and much shared memory, and of the others.
-WIDE, NARROW = (90, 100), (80, 86, 89, 120)
-ALL = (*NARROW, *WIDE)
+# Capabilities of GPUs with products of wide tiles and much shared memory.
+WIDE = (90, 100)
 # The least width of what is multiplied.
 MIN_DOT = 16
-TYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @triton.jit
@@ -137,28 +135,6 @@ def attend_tiles(
     return most, total, values
 
 
-def aot_signature(cache_type: str, dtype: str) -> dict[str, str]:
-    """Types of the arguments that both kernels have; `cache_type`: that of keys and values."""
-    return {
-        "query_ptr": f"*{dtype}",
-        "key_ptr": cache_type,
-        "value_ptr": cache_type,
-        "key_scales_ptr": "*fp32",
-        "value_scales_ptr": "*fp32",
-        "tables_ptr": "*i32",
-        "starts_ptr": "*i32",
-        "lengths_ptr": "*i64",
-        "out_ptr": f"*{dtype}",
-        "scale": "fp32",
-        "window": "i32",
-        "max_blocks": "i32",
-    }
-
-
-# The types of the arguments that only the kernels of this file's tiles take.
-SCORE_TYPES = {"sinks_ptr": "*fp32", "cap": "fp32"}
-
-
 def score_arguments(
     cap: float | None, sinks: Tensor | None, instead: Tensor
 ) -> dict[str, Tensor | float | bool]:
@@ -179,29 +155,3 @@ def head_constants(head_dim: int, value_dim: int) -> dict[str, int]:
         "REST": max(MIN_DOT, triton.next_power_of_2(rest)) if rest else 0,
         "BLOCK_D": max(MIN_DOT, triton.next_power_of_2(value_dim)),
     }
-
-
-def aot_constants(
-    kind: int, has_window: bool, head_dim: int, value_dim: int | None = None
-) -> dict[str, object]:
-    """Sizes of an 8B model for both kernels, with heads of `head_dim`; those of DeepSeek V2 Lite
-    where values have fewer numbers.
-    """
-    is_latent = value_dim is not None
-    return {
-        "HEADS": 16 if is_latent else 32,
-        "KV_HEADS": 1 if is_latent else 8,
-        "HEAD_DIM": head_dim,
-        "CACHE_BLOCK": 16,
-        "KIND": kind,
-        "HAS_WINDOW": has_window,
-        "NUM_HIDDEN": 0,
-        **head_constants(head_dim, value_dim or head_dim),
-        "VALUES_ARE_KEYS": is_latent,
-    }
-
-
-def score_words(has_window: bool, has_cap: bool, has_sinks: bool) -> str:
-    """What is done to scores, for the name of a kernel."""
-    found = {"window": has_window, "cap": has_cap, "sinks": has_sinks}
-    return "".join(f", {name}" for name, is_there in found.items() if is_there)

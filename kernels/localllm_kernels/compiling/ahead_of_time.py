@@ -53,8 +53,9 @@ def all_specs() -> Iterator[tuple[str, AotSpec]]:
 
 def compile_spec(spec: AotSpec, target: GPUTarget) -> Any:
     """The compiled kernel. Raises: whatever Triton raises for what it cannot compile."""
+    launch = spec.launch(target.arch if target.backend == "cuda" else 80)
     names = spec.kernel.arg_names
-    signature = {name: spec.signature.get(name, "constexpr") for name in names}
+    signature = {name: launch.signature.get(name, "constexpr") for name in names}
     # Tensors begin at multiples of sixteen bytes, as torch allocates them. Sizes that are multiples
     # of sixteen are declared to the compiler, as they are when a kernel is launched.
     aligned = {
@@ -62,9 +63,8 @@ def compile_spec(spec: AotSpec, target: GPUTarget) -> Any:
         for i, name in enumerate(names)
         if signature[name].startswith("*") or name in spec.multiples_of_16
     }
-    source = ASTSource(spec.kernel, signature, dict(spec.constants), aligned)
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    return triton.compile(source, target=target, options=options)
+    source = ASTSource(spec.kernel, signature, dict(launch.constants), aligned)
+    return triton.compile(source, target=target, options={"num_warps": launch.num_warps})
 
 
 def usage_of(compiled: Any) -> Usage:

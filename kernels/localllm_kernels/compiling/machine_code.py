@@ -29,7 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from localllm_kernels.compiling.ahead_of_time import SHARED_KIB, all_specs, compile_spec, usage_of
-from localllm_kernels.compiling.aot import AotSpec
+from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.figures import figure_of
 
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
@@ -104,6 +104,7 @@ class Counts:
     registers: int
     stack: int
     shared: int
+    threads: int
     programs: int
 
 
@@ -164,8 +165,9 @@ def count(spec: AotSpec, capability: int) -> Counts:
     usage = usage_of(compiled)
     body = largest_loop(read_listing(_disassemble(compiled)))
     pipe, slots = busiest_pipe(body, capability)
-    threads = _LANES * spec.num_warps
-    units = spec.work.count / (1 if spec.work.is_shared else threads)
+    launch = spec.launch(capability)
+    threads = _LANES * launch.num_warps
+    units = spec.count(launch.constants) / (1 if spec.work.is_shared else threads)
     return Counts(
         len(body) / units,
         slots / units,
@@ -175,6 +177,7 @@ def count(spec: AotSpec, capability: int) -> Counts:
         usage.registers,
         usage.stack,
         usage.shared,
+        threads,
         _programs(usage.registers, usage.shared, threads, capability),
     )
 
@@ -202,12 +205,11 @@ def _programs(registers: int, shared: int, threads: int, capability: int) -> int
     return min(by_registers, by_shared, most // threads)
 
 
-def floors(counts: Counts, spec: AotSpec, card: Card) -> tuple[float, float]:
+def floors(counts: Counts, work: Work, card: Card) -> tuple[float, float]:
     """Seconds per unit by issue and by memory, with all processors at work."""
-    assert spec.work is not None
-    lanes = counts.slots * (_LANES * spec.num_warps if spec.work.is_shared else 1)
+    lanes = counts.slots * (counts.threads if work.is_shared else 1)
     by_issue = lanes / (_ISSUE * card.num_processors * card.clock)
-    return by_issue, spec.work.bytes_each / card.bandwidth
+    return by_issue, work.bytes_each / card.bandwidth
 
 
 def describe(label: str, spec: AotSpec, counts: Counts, capability: int) -> str:
@@ -222,7 +224,7 @@ def describe(label: str, spec: AotSpec, counts: Counts, capability: int) -> str:
     )
     card = CARDS.get(capability)
     if card:
-        by_issue, by_memory = floors(counts, spec, card)
+        by_issue, by_memory = floors(counts, spec.work, card)
         line += (
             f"; {card.title}: {1e12 * by_issue:.3g} ps by issue, {1e12 * by_memory:.3g} by memory"
         )

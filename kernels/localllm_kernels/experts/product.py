@@ -21,10 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import present
+from localllm_kernels.compiling.launch import Workspace, present
 from localllm_kernels.experts.stacked_weight import (
+    FOUR_BITS,
     STACKED_KINDS,
     STEP,
+    StackedKind,
     StackedWeight,
     unpack_halves,
 )
@@ -349,43 +351,53 @@ def dequantized(weight: StackedWeight) -> Tensor:
     return (values.view(*scales.shape, -1) * scales[..., None]).flatten(2)
 
 
-def _spec(kind: str, group: int, *, gate: GateKind | None, pairs: int, by_pair: bool) -> AotSpec:
-    step = step_of(kind, group)
-    codes = {"plain": "*bf16", "int8": "*i8"}.get(kind, "*u8")
-    scales = {"mxfp4": "*u8", "fp8": "*fp32"}.get(kind, "*bf16")
-    count = OUTPUTS * step * (1 if gate is None else 2)
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """`by_pair`: nothing was sorted, and `most` does not matter."""
+
+    kind: StackedKind
+    group: int
+    gate: GateKind | None
+    most: int
+    by_pair: bool
+
+    def __call__(self, workspace: Workspace) -> None:
+        bf16, width = torch.bfloat16, 4096
+        codes = {"plain": bf16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+        scales = {"mxfp4": torch.uint8, "fp8": torch.float32}.get(self.kind, bf16)
+        stored = width // 2 if self.kind in FOUR_BITS else width
+        weight = StackedWeight(
+            self.kind,
+            torch.empty(8, 128, stored, dtype=codes.get(self.kind, torch.uint8)),
+            torch.empty(8, 128, width // self.group, dtype=scales),
+            zeros=None,
+            bias=None,
+            width_in=width,
+        )
+        x, chosen = torch.empty(1, width, dtype=bf16), torch.zeros(1, 8, dtype=torch.int32)
+        tasks = None if self.by_pair else Tasks(chosen, chosen, self.most)
+        expert_product(x, weight, Pairs(chosen, tasks), self.gate)
+
+
+def _spec(example: _Example) -> AotSpec:
+    kind, group, gate = example.kind, example.group, example.gate
+    words = f"{' by pair' if example.by_pair else ''}{f', {gate}' if gate else ''}"
     bytes_each = {"plain": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / group}
     return AotSpec(
         _experts_kernel,
-        f"{kind} groups of {group}, {pairs} pairs{' by pair' if by_pair else ''}"
-        f"{f', {gate}' if gate else ''}",
-        {
-            "x_ptr": "*bf16",
-            "codes_ptr": codes,
-            "scales_ptr": scales,
-            "zeros_ptr": "*u8",
-            "bias_ptr": "*bf16",
-            "out_ptr": "*bf16",
-            **dict.fromkeys(("chosen_ptr", "order_ptr", "table_ptr", "slots_ptr"), "*i32"),
-            **dict.fromkeys(("top_k", "width_in", "width_out", "num_groups"), "i32"),
-        },
-        {
-            "KIND": STACKED_KINDS.index(kind),
-            "GROUP": group,
-            "HAS_ZEROS": False,
-            "HAS_BIAS": False,
-            "HAS_TASKS": not by_pair,
-            "HAS_SLOTS": False,
-            **_of_gate(gate),
-            "PAIRS": pairs,
-            "OUTPUTS": OUTPUTS,
-            "STEP": step,
-        },
+        f"{kind} groups of {group}, {example.most} pairs{words}",
+        example,
         multiples_of_16=("width_in", "width_out"),
-        work=Work("weight", count, bytes_each.get(kind, 0.5 + 1 / group)),
+        work=Work(
+            "weight",
+            1 if gate is None else 2,
+            bytes_each.get(kind, 0.5 + 1 / group),
+            times=("OUTPUTS", "STEP"),
+        ),
     )
 
 
+_FORMS: dict[StackedKind, int] = {"plain": 4096, "int8": 4096, "fp8": 128, "int4": 128, "mxfp4": 32}
 # The gate, the pairs of a task, and whether nothing was sorted.
 _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
     ("silu", FEW, True),
@@ -393,7 +405,7 @@ _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
     ("silu", MANY, False),
 )
 AOT_SPECS = [
-    _spec(kind, group, gate=gate, pairs=pairs, by_pair=by_pair)
-    for kind, group in (("plain", 4096), ("int8", 4096), ("fp8", 128), ("int4", 128), ("mxfp4", 32))
-    for gate, pairs, by_pair in _WAYS
+    _spec(_Example(kind, group, gate, most, by_pair))
+    for kind, group in _FORMS.items()
+    for gate, most, by_pair in _WAYS
 ]

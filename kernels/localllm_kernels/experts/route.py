@@ -150,26 +150,9 @@ def _within_groups(ranked: Tensor, how: Routing) -> Tensor:
     return by_group.masked_fill(is_out[:, :, None], float("-inf")).flatten(1)
 
 
-AOT_SPECS = [
-    AotSpec(
-        _route_kernel,
-        "8 of 128 experts",
-        {
-            "logits_ptr": "*bf16",
-            **dict.fromkeys(("correction_ptr", "scales_ptr", "factors_ptr"), "*fp32"),
-            "chosen_ptr": "*i32",
-            "num_experts": "i32",
-            "factor": "fp32",
-        },
-        {
-            "TOP_K": 8,
-            "IS_SIGMOID": True,
-            "RENORMALISES": True,
-            "HAS_CORRECTION": True,
-            "HAS_SCALES": False,
-            "EXPERTS": 128,
-            "PLACES": 8,
-        },
-        num_warps=1,
-    )
-]
+def _example() -> None:
+    how = Routing(8, is_sigmoid=True, renormalises=True, correction=torch.empty(128))
+    route(torch.empty(1, 128, dtype=torch.bfloat16), how)
+
+
+AOT_SPECS = [AotSpec(_route_kernel, "8 of 128 experts", lambda _: _example())]

@@ -15,13 +15,16 @@ Sources: Shazeer 2020, section 2; Hendrycks and Gimpel 2016, section 2; gpt-oss'
 transformers; So et al. 2021 (Primer), section 3.
 """
 
+from functools import partial
 from typing import Literal, get_args
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec, Work
+from localllm_kernels.compiling.launch import Workspace
 
 GateKind = Literal["silu", "gelu", "clamped", "relu2"]
 # A kind's place is its number in operators.h and in the kernel.
@@ -129,12 +132,15 @@ def gate_constants(kind: GateKind) -> dict[str, float]:
     }
 
 
+def _example(_: Workspace, kind: GateKind) -> None:
+    gate(torch.empty(1, 8192, dtype=torch.bfloat16), kind)
+
+
 AOT_SPECS = [
     AotSpec(
         _gate_kernel,
         f"bf16, {kind}",
-        {"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32"},
-        {**gate_constants(kind), "BLOCK": BLOCK},
+        partial(_example, kind=kind),
         work=Work("value", BLOCK, 6),
     )
     for kind in GATE_KINDS

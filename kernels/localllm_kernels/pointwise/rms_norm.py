@@ -9,13 +9,15 @@ Sennrich 2019, section 3.
 Each program of the kernel holds one whole row.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec, Work
-from localllm_kernels.compiling.launch import present
+from localllm_kernels.compiling.launch import Workspace, present
 
 
 @triton.jit
@@ -97,21 +99,18 @@ def add_rms_norm_reference(
     return rms_norm_reference(total, weight, eps), total
 
 
+def _example(_: Workspace, weight_type: torch.dtype, *, has_residual: bool) -> None:
+    x, weight = torch.empty(1, 4096, dtype=torch.bfloat16), torch.empty(4096, dtype=weight_type)
+    _launch(x, x if has_residual else None, weight, 1e-6)
+
+
 AOT_SPECS = [
     AotSpec(
         _rms_norm_kernel,
-        ("with residual" if has_residual else "alone")
-        + ("" if weight_type == "*bf16" else ", weight in float32"),
-        {
-            **dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr", "total_ptr"), "*bf16"),
-            "weight_ptr": weight_type,
-            "width": "i32",
-            "eps": "fp32",
-        },
-        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
-        num_warps=8,
+        ("with residual" if has_residual else "alone") + words,
+        partial(_example, weight_type=kind, has_residual=has_residual),
         work=Work("value", 4096, 8 if has_residual else 4),
     )
-    for weight_type in ("*bf16", "*fp32")
+    for kind, words in ((torch.bfloat16, ""), (torch.float32, ", weight in float32"))
     for has_residual in (False, True)
 ]

@@ -16,7 +16,7 @@ the residual. Sources: Frantar et al. 2024, "MARLIN", section 3 (codes in mantis
 2024 (arXiv 2402.00025; split inputs).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -304,89 +304,87 @@ def int4_matmul_reference(
     return out if around.residual is None else out + around.residual.double()
 
 
-_SIZES = ("width_in", "width_out", "num_blocks", "num_splits", "ahead")
-_SIGNATURE = {
-    **dict.fromkeys(("x_ptr", "scales_ptr", "bias_ptr", "norm_ptr", "residual_ptr"), "*bf16"),
-    "out_ptr": "*bf16",
-    "words_ptr": "*i32",
-    "zeros_ptr": "*u8",
-    "permutation_ptr": "*i64",
-    "parts_ptr": "*fp32",
-    "counters_ptr": "*i32",
-    "num_rows": "i32",
-    "magic": "i32",
-    **dict.fromkeys(_SIZES, "i32"),
-    "eps": "fp32",
+_KERNELS = {"fragments": _fragment_kernel, "row": _row_kernel, "tiles": _tile_kernel}
+# The weights of a turn: how many, and by which constants that is multiplied.
+_TURNS: dict[Way, tuple[int, tuple[str, ...]]] = {
+    "fragments": (TURN * 2 * TILE, ("DEEP", "WIDE")),
+    "row": (TURN * 2 * TILE, ("WARPS",)),
+    "tiles": (BLOCK, ("BLOCK_N",)),
 }
 
 
-def _spec(way: Way, rows: int, group: int, around: str, *, overlaps: bool = False) -> AotSpec:
-    is_gated = around == "gate"
-    workspace = Workspace(torch.device("cpu"))
-    workspace.num_processors = 132
-    config = _choose(way, rows, 4096, 64, workspace, is_gated)
-    kernel = {"fragments": _fragment_kernel, "row": _row_kernel, "tiles": _tile_kernel}[way]
-    outputs = config.block_n * (2 if is_gated else 1)
-    constants = {
-        "GROUP": group,
-        "HAS_ZEROS": group == 32,
-        "HAS_PERMUTATION": False,
-        "HAS_BIAS": False,
-        "HAS_NORM": around in ("norm", "gate") and (way != "fragments" or rows <= MAX_NORM_ROWS),
-        "HAS_RESIDUAL": around == "residual",
-        "IS_GATED": is_gated,
-        "IS_EVEN": True,
-        "EIGHTS": rows // 8,
-        "WARPS": config.num_warps,
-        "DEEP": config.block_k // TURN,
-        "WIDE": 1 if way == "tiles" else _wide(config),
-        "PTX": True,
-        "OVERLAPS": overlaps,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-    }
-    types = {"x_ptr": "*i64", "norm_ptr": "*i64"} if way == "fragments" else {}
-    arguments = kernel.arg_names
+def _example_weight(width_out: int, group: int) -> PackedInt4:
+    scales = torch.empty(width_out, 4096 // group, dtype=torch.bfloat16)
+    words = torch.empty(width_out // TILE, 4096 // BLOCK, 32, 4, dtype=torch.int32)
+    zeros = scales.to(torch.uint8) if group == 32 else None
+    return PackedInt4(words, scales, zeros, permutation=None, bias=None, width_in=4096)
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """`around`: "norm", "residual", or "gate" for a norm and a gate."""
+
+    way: Way
+    rows: int
+    group: int
+    around: str
+    overlaps: bool = False
+
+    def __call__(self, workspace: Workspace) -> None:
+        workspace.overlaps = self.overlaps
+        workspace.fragment_rows = range(65 if self.way == "fragments" else 0)
+        is_gated, x = self.around == "gate", torch.empty(self.rows, 4096, dtype=torch.bfloat16)
+        around = Around(norm=x[0], is_gated=is_gated)
+        if self.around == "residual":
+            around = Around(residual=x)
+        weight = _example_weight(4096 * (2 if is_gated else 1), self.group)
+        int4_matmul(x, weight, workspace, around)
+
+
+def _spec(example: _Example) -> AotSpec:
+    way, group, around = example.way, example.group, example.around
+    count, times = _TURNS[way]
+    if way == "tiles" and around == "gate":
+        count *= 2
     return AotSpec(
-        kernel,
-        f"{rows} rows groups of {group} {around}{', overlapping' if overlaps else ''}",
-        {name: kind for name, kind in {**_SIGNATURE, **types}.items() if name in arguments},
-        {name: value for name, value in constants.items() if name in arguments},
-        config.num_warps,
-        min_capability=90 if overlaps else 80,
+        _KERNELS[way],
+        f"{example.rows} rows groups of {group} {around}"
+        + (", overlapping" if example.overlaps else ""),
+        example,
+        min_capability=90 if example.overlaps else 80,
         multiples_of_16=("width_in", "width_out", "num_blocks", "magic"),
         # A few values from before the loop: on sm_90 of one row, on sm_100 and sm_120 of more.
         max_stack=0 if way == "tiles" else 24,
-        work=Work("weight", config.block_k * outputs, 0.5 + (3 if group == 32 else 2) / group),
+        work=Work("weight", count, 0.5 + (3 if group == 32 else 2) / group, times=times),
     )
 
 
 AOT_SPECS = [
-    _spec("row", 1, 128, "norm"),
-    _spec("row", 1, 128, "residual"),
-    _spec("row", 1, 32, "gate"),
-    _spec("row", 1, 128, "gate", overlaps=True),
-    _spec("fragments", 8, 128, "norm"),
-    _spec("fragments", 8, 128, "residual"),
-    _spec("fragments", 8, 32, "gate"),
-    _spec("fragments", 8, 128, "norm", overlaps=True),
-    _spec("fragments", 16, 128, "gate"),
-    _spec("fragments", 64, 128, "gate"),
-    _spec("tiles", 16, 128, "norm"),
-    _spec("tiles", 16, 32, "gate"),
-    _spec("tiles", 64, 128, "gate"),
-    _spec("tiles", 64, 32, "residual"),
+    *map(
+        _spec,
+        (
+            _Example("row", 1, 128, "norm"),
+            _Example("row", 1, 128, "residual"),
+            _Example("row", 1, 32, "gate"),
+            _Example("row", 1, 128, "gate", overlaps=True),
+            _Example("fragments", 8, 128, "norm"),
+            _Example("fragments", 8, 128, "residual"),
+            _Example("fragments", 8, 32, "gate"),
+            _Example("fragments", 8, 128, "norm", overlaps=True),
+            _Example("fragments", 16, 128, "gate"),
+            _Example("fragments", 64, 128, "gate"),
+            _Example("tiles", 16, 128, "norm"),
+            _Example("tiles", 16, 32, "gate"),
+            _Example("tiles", 64, 128, "gate"),
+            _Example("tiles", 64, 32, "residual"),
+        ),
+    ),
     AotSpec(
         _dequantize_kernel,
         "groups of 128",
-        {
-            "words_ptr": "*i32",
-            "scales_ptr": "*bf16",
-            "zeros_ptr": "*u8",
-            "out_ptr": "*bf16",
-            **dict.fromkeys(("first_column", "end_column", "width_in", "num_blocks"), "i32"),
-        },
-        {"GROUP": 128, "HAS_ZEROS": False, "BLOCK_N": 64},
+        lambda _: dequantize_rows(
+            _example_weight(64, 128), 0, 64, torch.empty(64, 4096, dtype=torch.bfloat16)
+        ),
         multiples_of_16=("width_in", "num_blocks"),
     ),
 ]

@@ -6,7 +6,7 @@ through all tokens of a request, in order. Every program computes the convolutio
 query and key by itself, so the rings are written only after all have read them.
 """
 
-import itertools
+from functools import partial
 
 import torch
 import triton
@@ -14,14 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec
-from localllm_kernels.compiling.launch import present
+from localllm_kernels.compiling.launch import Workspace, present
 from localllm_kernels.recurrence.recurrence import (
     LENGTH_EPS,
     Heads,
     RecurrenceRows,
     RecurrenceWeights,
 )
-from localllm_kernels.recurrence.state_cache import StateCache, States
+from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlots
 from localllm_kernels.recurrence.state_rings import keep_inputs
 
 COLUMNS = 16
@@ -251,7 +251,11 @@ def recurrence(
         heads.value_width,
         heads.key_width**-0.5,
         weights.most,
-        **_constants(heads, weights),
+        IS_DELTA=heads.is_delta,
+        HAS_BIAS=weights.conv_bias is not None,
+        TAPS=len(weights.conv),
+        LENGTH_EPS=LENGTH_EPS,
+        KEYS=triton.next_power_of_2(heads.key_width),
         COLUMNS=columns,
     )
     keep_inputs(rows.inputs, rows.factors, heads.conv_width, cache, tables)
@@ -270,63 +274,43 @@ def recurrence(
     return out
 
 
-def _constants(heads: Heads, weights: RecurrenceWeights) -> dict[str, float]:
-    return {
-        "IS_DELTA": heads.is_delta,
-        "HAS_BIAS": weights.conv_bias is not None,
-        "TAPS": len(weights.conv),
-        "LENGTH_EPS": LENGTH_EPS,
-        "KEYS": triton.next_power_of_2(heads.key_width),
-    }
+_DELTA = Heads(16, 32, 128, 128, is_delta=True)
+_MAMBA = Heads(1, 64, 128, 64, is_delta=False)
 
 
-_INTEGERS = ("input_stride", "factor_stride", "kept_stride", "ring", "width")
-_TABLES = {"requests_ptr": "*i64", "saves_ptr": "*i64", "kept_ptr": "*fp32"}
-_INPUTS = {"inputs_ptr": "*bf16", "factors_ptr": "*bf16"}
+def _example(_: Workspace, heads: Heads, dtype: torch.dtype) -> None:
+    bf16, conv_bias = torch.bfloat16, None if heads.is_delta else torch.empty(heads.conv_width)
+    values = torch.empty(heads.num_values)
+    weights = RecurrenceWeights(
+        torch.empty(4, heads.conv_width), conv_bias, values, values, values, values, 1e-6
+    )
+    rows = RecurrenceRows(
+        torch.empty(4, heads.conv_width, dtype=bf16),
+        torch.empty(4, heads.values, dtype=bf16),
+        torch.empty(4, heads.factors, dtype=bf16),
+    )
+    matrix = torch.empty(1, heads.num_values, heads.key_width, heads.value_width, dtype=dtype)
+    cache = StateCache(torch.empty(1, 8, heads.row_width), 3, matrix)
+    recurrence(rows, weights, heads, cache, StateSlots((0,), (0, 4), (0,), (0,), (4,)))
+
+
+_RULES = ((_DELTA, "delta rule"), (_MAMBA, "Mamba-2"))
 AOT_SPECS = [
     *(
         AotSpec(
             _matrices_kernel,
-            f"bf16, {'delta rule' if is_delta else 'Mamba-2'}, {name} states",
-            {
-                **_INPUTS,
-                **dict.fromkeys(
-                    ("conv_ptr", "conv_bias_ptr", "decay_ptr", "bias_ptr", "skip_ptr"), "*fp32"
-                ),
-                **_TABLES,
-                "matrices_ptr": "*fp16" if name == "half" else "*fp32",
-                "found_ptr": "*fp32",
-                **dict.fromkeys(_INTEGERS, "i32"),
-                **dict.fromkeys(("query_at", "key_at", "value_at"), "i32"),
-                **dict.fromkeys(("num_values", "share", "key_width", "value_width"), "i32"),
-                "shrink": "fp32",
-                "most": "fp32",
-            },
-            {
-                "IS_DELTA": is_delta,
-                "HAS_BIAS": not is_delta,
-                "TAPS": 4,
-                "LENGTH_EPS": LENGTH_EPS,
-                "KEYS": 128,
-                "COLUMNS": COLUMNS,
-            },
+            f"bf16, {rule}, {name} states",
+            partial(_example, heads=heads, dtype=dtype),
         )
-        for is_delta, name in itertools.product((True, False), ("float32", "half"))
+        for heads, rule in _RULES
+        for dtype, name in ((torch.float32, "float32"), (torch.float16, "half"))
     ),
     *(
         AotSpec(
             _finish_kernel,
-            "bf16, delta rule" if is_delta else "bf16, Mamba-2",
-            {
-                "found_ptr": "*fp32",
-                "gate_ptr": "*bf16",
-                "norm_ptr": "*fp32",
-                "out_ptr": "*bf16",
-                **dict.fromkeys(("gate_stride", "all_width", "norm_width"), "i32"),
-                "eps": "fp32",
-            },
-            {"IS_DELTA": is_delta, "BLOCK": 128 if is_delta else 4096},
+            f"bf16, {rule}",
+            partial(_example, heads=heads, dtype=torch.float32),
         )
-        for is_delta in (True, False)
+        for heads, rule in _RULES
     ),
 ]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec
 from localllm_kernels.compiling.launch import present
-from localllm_kernels.recurrence.state_cache import StateCache, States
+from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlots
 from localllm_kernels.recurrence.state_rings import keep_inputs
 
 ROWS, CHANNELS = 8, 128
@@ -86,20 +86,11 @@ def short_conv(
     return out
 
 
-AOT_SPECS = [
-    AotSpec(
-        _conv_kernel,
-        "bf16",
-        {
-            "rows_ptr": "*bf16",
-            "weight_ptr": "*fp32",
-            "bias_ptr": "*fp32",
-            "requests_ptr": "*i64",
-            "kept_ptr": "*fp32",
-            "out_ptr": "*bf16",
-            "width": "i32",
-            "ring": "i32",
-        },
-        {"HAS_BIAS": True, "TAPS": 3, "ROWS": ROWS, "CHANNELS": CHANNELS},
-    )
-]
+def _example() -> None:
+    states = StateSlots((0,), (0, 4), (0,), (0,), (4,))
+    rows, weight = torch.empty(4, 3 * 1024, dtype=torch.bfloat16), torch.empty(3, 1024)
+    cache = StateCache(torch.empty(1, 8, 1024), 2, None)
+    short_conv(rows, weight, torch.empty(1024), cache, states)
+
+
+AOT_SPECS = [AotSpec(_conv_kernel, "bf16", lambda _: _example())]

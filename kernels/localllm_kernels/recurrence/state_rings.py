@@ -2,12 +2,13 @@
 reference is `StateCache.keep`.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.compiling.aot import AotSpec
-from localllm_kernels.recurrence.state_cache import StateCache, StateTables
+from localllm_kernels.recurrence.state_cache import StateCache, StateSlots, StateTables
 
 CHANNELS = 512
 
@@ -114,20 +115,14 @@ def keep_inputs(
     )
 
 
+def _example(*, is_gated: bool) -> None:
+    inputs = torch.empty(4, 3 * 1024, dtype=torch.bfloat16)
+    tables = StateSlots((0,), (0, 4), (0,), (0,), (4,)).on(inputs.device)
+    cache = StateCache(torch.empty(1, 8, 1024), 2, None)
+    keep_inputs(inputs, inputs, 1024, cache, tables, is_gated=is_gated)
+
+
 AOT_SPECS = [
-    AotSpec(
-        _keep_kernel,
-        "bf16, gated" if is_gated else "bf16",
-        {
-            **dict.fromkeys(("inputs_ptr", "factors_ptr"), "*bf16"),
-            **dict.fromkeys(("requests_ptr", "saves_ptr"), "*i64"),
-            "kept_ptr": "*fp32",
-            **dict.fromkeys(
-                ("input_stride", "factor_stride", "kept_stride", "ring", "width", "num_needed"),
-                "i32",
-            ),
-        },
-        {"IS_GATED": is_gated, "CHANNELS": CHANNELS},
-    )
-    for is_gated in (False, True)
+    AotSpec(_keep_kernel, "bf16", lambda _: _example(is_gated=False)),
+    AotSpec(_keep_kernel, "bf16, gated", lambda _: _example(is_gated=True)),
 ]

@@ -4,7 +4,7 @@ Many programs scan a row once (`scan.py`), and one picks the token (`pick.py`). 
 token depends on the row and its key, never on the batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -239,35 +239,23 @@ def _adjusted(values: Tensor, rows: SamplingRows, row: int, slot: int) -> Tensor
     return values
 
 
-_TYPES = {
-    **dict.fromkeys(("logits_ptr", "factors_ptr", "biases_ptr", "temperatures_ptr"), "*fp32"),
-    **dict.fromkeys(("top_p_ptr", "min_p_ptr", "maxima_ptr", "masses_ptr", "winners_ptr"), "*fp32"),
-    **dict.fromkeys(("slots_ptr", "counts_ptr", "starts_ptr", "tokens_ptr", "top_k_ptr"), "*i32"),
-    **dict.fromkeys(("depths_ptr", "drafts_ptr", "places_ptr", "blocks_ptr"), "*i32"),
-    **dict.fromkeys(("newest_ptr", "keys_ptr", "ids_ptr"), "*i64"),
-    **dict.fromkeys(("vocab", "num_blocks", "num_chunks"), "i32"),
-}
-_QWEN3 = 151_936  # tokens
+def _example(*, has_all: bool) -> None:
+    """As with Qwen3's vocabulary."""
+    logits, ones, slots = torch.empty(1, 151_936), torch.ones(1), torch.zeros(1).int()
+    numbers = slots.long()
+    rows = SamplingRows(slots, numbers, ones, slots, ones, ones, numbers)
+    if has_all:
+        penalties = Penalties(logits.int(), torch.ones(1, 3))
+        biases, drafts = Biases(slots, slots, ones), Drafts(slots, slots)
+        rows = replace(rows, penalties=penalties, biases=biases, drafts=drafts)
+    sample(logits, rows)
 
 
-def _spec(kernel: Any, has_all: bool, num_warps: int, work: Work | None = None) -> AotSpec:
-    num_blocks = triton.cdiv(_QWEN3, WIDTH)
-    constants = {
-        "HAS_PENALTIES": has_all,
-        "HAS_BIASES": has_all,
-        "HAS_DRAFTS": has_all,
-        "WIDTH": WIDTH,
-        "BLOCKS": BLOCKS if kernel is _scan_kernel else triton.next_power_of_2(num_blocks),
-        "CHUNKS": triton.next_power_of_2(triton.cdiv(num_blocks, BLOCKS)),
-        "KEPT": KEPT,
-        "BLOCK": BLOCK,
-    }
+def _spec(kernel: Any, *, has_all: bool, work: Work | None = None) -> AotSpec:
     return AotSpec(
         kernel,
         "penalties, biases and drafts" if has_all else "any filters",
-        {name: kind for name, kind in _TYPES.items() if name in kernel.arg_names},
-        {name: value for name, value in constants.items() if name in kernel.arg_names},
-        num_warps,
+        lambda _: _example(has_all=has_all),
         # Candidates and the maxima of their blocks fill the registers of sixteen warps.
         max_stack=64 if kernel is _pick_kernel else 0,
         work=work,
@@ -275,9 +263,9 @@ def _spec(kernel: Any, has_all: bool, num_warps: int, work: Work | None = None) 
 
 
 AOT_SPECS = [
-    _spec(_scan_kernel, False, 4, Work("logit", WIDTH * BLOCKS, 4)),
-    _spec(_scan_kernel, True, 4),
-    _spec(_pick_kernel, False, 16),
-    _spec(_pick_kernel, True, 16),
-    _spec(_book_kernel, True, 1),
+    _spec(_scan_kernel, has_all=False, work=Work("logit", WIDTH * BLOCKS, 4)),
+    _spec(_scan_kernel, has_all=True),
+    _spec(_pick_kernel, has_all=False),
+    _spec(_pick_kernel, has_all=True),
+    _spec(_book_kernel, has_all=True),
 ]
