@@ -105,9 +105,7 @@ def _attention(
     spec: AttentionSpec,
     way: str = "",
 ) -> Line:
-    """Attention, against torch's over contiguous plain keys and values, which has neither caps nor
-    sinks.
-    """
+    """Attention, against torch's over contiguous plain keys and values without caps or sinks."""
     on = replace(on, sizes=replace(on.sizes, kv_dtype=kv_dtype))
     seqs, (context, new), dim = len(requests), requests[0], spec.head_dim
     flat = on.values(seqs, spec.num_heads, new, dim)

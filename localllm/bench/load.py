@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from localllm.bench.results import Result, Suite, percentile
+from localllm.bench.results import ListedSuite, Result, percentile
 from localllm.bench.subject import Subject
 from localllm.bench.workload import LoadRequest, Mix
 from localllm.engine.engine import Engine
@@ -139,16 +139,12 @@ def run_static(engine: Engine, requests: Sequence[LoadRequest], batch: int) -> f
     return time.perf_counter() - started
 
 
-class LoadSuite(Suite):
+class LoadSuite(ListedSuite):
     """A full queue, Poisson arrivals, static batches, and fixed numbers of requests at once."""
 
     def __init__(self, subject: Subject, mix: Mix, static_batch: int = 16) -> None:
         self._subject, self._mix, self._static_batch = subject, mix, static_batch
-        self._results: list[Result] = []
-
-    def results(self) -> list[Result]:
-        """The results so far."""
-        return list(self._results)
+        super().__init__()
 
     def run(self, progress: Callable[[str], None]) -> None:
         """Measure everything, the full queue first: its throughput sets the arrival rates."""

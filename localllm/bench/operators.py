@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.results import ListedSuite, Result, Spread
 from localllm.bench.subject import Subject
 from localllm.cost.rates import Rates, Roofline, measure_rates, timed
 from localllm.model.blocks.attention import AttentionSpec
@@ -45,22 +45,18 @@ class Clock:
     limits: Rates | None = None
 
 
-class OperatorSuite(Suite):
+class OperatorSuite(ListedSuite):
     """Times each line's operator, alternating with its alternative."""
 
     def __init__(self, lines: Iterable[Line], device: torch.device, clock: Clock) -> None:
         self._lines, self._device = lines, device
         self._clock, self._limits = clock, clock.limits
-        self._results: list[Result] = []
+        super().__init__()
 
     @property
     def limits(self) -> Rates | None:
         """The rates that are given, or measured before the first line."""
         return self._limits
-
-    def results(self) -> list[Result]:
-        """The results so far."""
-        return list(self._results)
 
     @torch.inference_mode()
     def run(self, progress: Callable[[str], None]) -> None:

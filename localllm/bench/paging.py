@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from localllm.bench.prefix import new_request
-from localllm.bench.results import Result, Suite
+from localllm.bench.results import ListedSuite, Result
 from localllm.bench.workload import Mix
 from localllm.schedule.block_group import BlockGroup
 from localllm.schedule.block_pool import BlockPool
@@ -18,16 +18,12 @@ BLOCK_SIZES = (16, 32)
 CACHE_TOKENS = 65536
 
 
-class PagingSuite(Suite):
+class PagingSuite(ListedSuite):
     """A full queue of requests of 500 tokens on average, against a cache of 65,536."""
 
     def __init__(self, seed: int) -> None:
         self._mix = replace(MIX, seed=seed)
-        self._results: list[Result] = []
-
-    def results(self) -> list[Result]:
-        """The results so far."""
-        return list(self._results)
+        super().__init__()
 
     def run(self, progress: Callable[[str], None]) -> None:
         """Count for every block size."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from localllm.attach.openai_chunks import Chunk
 from localllm.attach.openai_client import Endpoint
 from localllm.bench.load import LOADS, LoadRun, Timeline, load_row
-from localllm.bench.results import Result, Suite
+from localllm.bench.results import ListedSuite
 from localllm.bench.workload import LoadRequest, Mix
 from localllm.errors import LocalLLMError, RequestError
 
@@ -53,16 +53,12 @@ class Server:
             yield from reply.chunks()
 
 
-class RemoteSuite(Suite):
+class RemoteSuite(ListedSuite):
     """A full queue, then Poisson arrivals at shares of its throughput."""
 
     def __init__(self, server: Server, mix: Mix, at_once: int) -> None:
         self._server, self._mix, self._at_once = server, mix, at_once
-        self._results: list[Result] = []
-
-    def results(self) -> list[Result]:
-        """The results so far."""
-        return list(self._results)
+        super().__init__()
 
     def run(self, progress: Callable[[str], None]) -> None:
         """Measure. Raises: RequestError if no request is answered."""

@@ -76,3 +76,14 @@ class Suite(ABC):
     @abstractmethod
     def results(self) -> list[Result]:
         """A row for each test so far."""
+
+
+class ListedSuite(Suite):
+    """A suite that adds each row once it is measured."""
+
+    def __init__(self) -> None:
+        self._results: list[Result] = []
+
+    def results(self) -> list[Result]:
+        """A row for each test so far."""
+        return list(self._results)

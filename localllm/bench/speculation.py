@@ -31,9 +31,7 @@ PASSAGES = 100
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Prompts, each for another request, and their answer, in tokens; None: what the model itself
-    says with `params`.
-    """
+    """Prompts, each for another request, and their answer in tokens; None: the model's own."""
 
     name: str
     prompts: Sequence[list[int]]
@@ -221,9 +219,7 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 def run_script(
     engine: Engine, speculator: AnySpeculator | None, script: Script, batch: int, number: int = 0
 ) -> Run:
-    """Let `batch` requests output the answer; timed from when all have their first token. See
-    `begin_script`.
-    """
+    """Let `batch` requests output the answer, timed from their first tokens on."""
     # Each run of a pair computes its own prompts: steps behind that take less time, about 7 % with
     # pocket and sixteen at once.
     salt = f"{number} {speculator is None}".encode()

@@ -40,9 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How to run the requests: with the drafts of some drafters, prefix cache or chunks; in one
-    batch or one by one.
-    """
+    """How to run the requests: `drafts` names drafters; in one batch or one by one."""
 
     name: str
     drafts: str = ""

@@ -67,9 +67,7 @@ _LAUNCH_S, _LOOK_S = 1e-5, 3e-5
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine's memory, how much of it is free, its bandwidth and its arithmetic rate; None if
-    unknown.
-    """
+    """A machine's memory, what is free of it, its bandwidth and its arithmetic rate, or None."""
 
     name: str
     device: str

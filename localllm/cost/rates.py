@@ -175,9 +175,7 @@ class ModelWork:
         return round(sum(read_share(share, num_rows) * size for share, size in self.stored.items()))
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
-        """Bytes that one decode step reads for requests with these context lengths, the newest
-        token included.
-        """
+        """Bytes that a decode step reads, of requests with these context lengths."""
         contexts = list(contexts)
         return self.weight_bytes(len(contexts)) + self._beside(contexts).state_bytes
 
@@ -221,9 +219,7 @@ class Roofline:
     def of(
         cls, num_bytes: int, operations: int, limits: Rates, arithmetic: Arithmetic
     ) -> "Roofline":
-        """The slower of bytes and operations, since they overlap; memory alone if no rate is known
-        for `arithmetic`.
-        """
+        """The slower of bytes and operations; memory alone if `arithmetic` has no rate."""
         moving = num_bytes / limits.memory_bytes_per_s
         rate = limits.peak(arithmetic)
         computing = 0.0 if rate is None else operations / rate

@@ -10,7 +10,7 @@ from localllm.engine.memory import slot_sizes
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.paged_kv_cache import PagedKVCache
-from localllm.operators.device import CudaDevice
+from localllm.operators.device import Device
 from localllm.operators.tuning import tune
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.scheduler import SchedulerConfig
@@ -45,7 +45,7 @@ def make_runner(
     if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
         return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
-    device = CudaDevice()
+    device = Device()
     tuning: Iterator[None] | None = None
     if loaded.tunings is not None:
         tuning = tune(loaded.model, loaded.tunings, device, tuning_file(loaded.device).add)

@@ -55,9 +55,7 @@ class RecurrentGroup:
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """How many requests and snapshots recurrences keep a state for, and how many drafted tokens a
-    step may have to undo.
-    """
+    """The requests and snapshots with a state, and the most drafted tokens that a step may undo."""
 
     num_slots: int
     max_draft: int = 0

@@ -251,9 +251,7 @@ def _hiding_first(found: Mapping[str, TensorInfo], index: int, plan: LayerPlan) 
 
 
 def _in_head(found: Mapping[str, TensorInfo], index: int, place: Place) -> Place:
-    """A block's place. Before the first attention there is a norm, and it has biases, where files
-    have them.
-    """
+    """A block's place, whose first norm and biases are there if files have them."""
     if not isinstance(place.block, AttentionSpec):
         return place
     layer, norm = layer_name(index), place.norm

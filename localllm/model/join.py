@@ -70,9 +70,7 @@ class FusionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """All tokens in `number` clusters of the same size; only those of the `num_active` likeliest
-    ones have logits.
-    """
+    """Tokens in `number` clusters of one size; those of the `num_active` likeliest have logits."""
 
     number: int
     num_active: int

@@ -54,9 +54,7 @@ def _as_further_layer(number: int) -> HeadLayout:
 
 
 def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> Architecture | None:
-    """The head whose tensors are `found`; None for a model without full attention, of which no
-    such heads are known.
-    """
+    """The head with the tensors `found`; None for a model without full attention."""
     plan = _last_full_attention(target.layers)
     if plan is None:
         return None

@@ -83,9 +83,7 @@ class RandomWeights:
         return weight if self.device == device else _moved(weight, device)
 
     def linear_bytes(self, linear: str, item_bytes: int = 2) -> int:
-        """Stored bytes of a linear, whose plain values take `item_bytes` each; 0 if there is none
-        of that name.
-        """
+        """Stored bytes of a linear, plain values in `item_bytes` each; 0 if there is none."""
         shape = self._linear_shape(linear)
         if shape is None:
             if linear == HEAD:

@@ -361,9 +361,7 @@ class WeightReader:
         return values.float() if self._has_wide_rows else values
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
-        """One linear, or several over the same input; compatible ones become one product. `order`:
-        see Parts.
-        """
+        """See Parts; linears of one kind become one product."""
         rows = None if order is None else torch.tensor(order, device=self._device)
         quantized = [name for name in names if self._source.has_quantized(name)]
         if not quantized:

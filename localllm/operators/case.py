@@ -94,9 +94,7 @@ class Setting:
     def case(
         self, piece: Piece, name: str, call: Call, inputs: tuple[Any, ...], cost: Cost
     ) -> OperatorCase:
-        """An operator whose exact result is torch's on `inputs` in float32; the first of them has
-        the rows.
-        """
+        """An operator whose exact result is torch's in float32; the first input has the rows."""
 
         def away() -> float:
             found, exact = call(self.own, *inputs), call(TORCH_OPS, *map(widened, inputs))

@@ -63,9 +63,7 @@ def operator_cases(
 def _attentions(
     on: Setting, second: Setting, many: Setting, spec: AttentionSpec
 ) -> Iterator[OperatorCase]:
-    """One attention by each kernel. `second`: fragments of keys; `many`: the kernel for many
-    queries alone.
-    """
+    """One attention by each kernel. `second`: fragments of keys; `many`: for many queries."""
     # One request, several requests, and the longest draft that the few-queries kernel takes.
     drafted = max(1, 16 * spec.num_kv_heads // spec.num_heads)
     few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])

@@ -77,9 +77,7 @@ def _compilers() -> int:
 
 
 def describe_replaced(verdict: Verdict) -> str:
-    """What torch computes in place of a kernel, and what could not be checked, in words; empty if
-    there is neither.
-    """
+    """What torch computes in place of a kernel, and what is unchecked, in words; or nothing."""
     found = [each for each in verdict.findings() if each.piece not in SECOND_WAYS]
     replaced = [f"{each.piece} ({each.state})" for each in found if not each.is_taken]
     unchecked = [each.piece.value for each in found if each.state == "unchecked"]
@@ -153,9 +151,7 @@ def _kind(linear: StoredLinear) -> str:
 
 
 def _driver() -> str:
-    """The version of the GPU's driver, or the CUDA version it supports if the system does not give
-    one.
-    """
+    """The version of the GPU's driver, or the CUDA version that it supports."""
     try:
         words = _DRIVER.read_text().partition("\n")[0].split()
         return next(word for word in words if word[:1].isdigit() and "." in word)

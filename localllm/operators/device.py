@@ -5,7 +5,7 @@ Everything that a runner starts on it runs in the order in which it was started.
 
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,37 +33,8 @@ class CaptureError(Exception):
     """A call could not be captured; the device is still usable."""
 
 
-class Device(Protocol):
-    """Copies and graph captures on one stream."""
-
-    def host_buffer(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] in host memory that the device can copy from asynchronously."""
-
-    def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from a host buffer, which must not change until the device has done the copy."""
-
-    def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy to a host buffer, which is valid once the device has done the copy."""
-
-    def mark(self) -> Callable[[], None]:
-        """A function that waits until all work started so far is done."""
-
-    def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
-        """Record the work of `call` without running it; returns a function that replays it, and
-        the tensors that will hold its result. Addresses and shapes of its operands are fixed.
-
-        Raises: CaptureError.
-        """
-
-    def time(self, call: Callable[[], None]) -> float:
-        """Seconds that the work started by `call` takes on the device."""
-
-    def release_memory(self) -> None:
-        """Release memory that the allocator holds but does not use."""
-
-
-class CudaDevice:
-    """An NVIDIA or AMD GPU."""
+class Device:
+    """An NVIDIA or AMD GPU: copies and graph captures on one stream."""
 
     def __init__(self) -> None:
         # Graphs share one memory pool: no two of them run at the same time, and what they leave
@@ -71,25 +42,29 @@ class CudaDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        """See Device."""
+        """uint8 [num_bytes] in host memory that the device can copy from asynchronously."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """See Device."""
+        """Copy from a host buffer, which must not change until the device has done the copy."""
         target.copy_(source, non_blocking=True)
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """See Device."""
+        """Copy to a host buffer, which is valid once the device has done the copy."""
         target.copy_(source, non_blocking=True)
 
     def mark(self) -> Callable[[], None]:
-        """See Device."""
+        """A function that waits until all work started so far is done."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.synchronize
 
     def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
-        """See Device."""
+        """Record the work of `call` without running it; returns a function that replays it, and
+        the tensors that will hold its result. Addresses and shapes of its operands are fixed.
+
+        Raises: CaptureError.
+        """
         # Created once per thread, which must not happen during a capture.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
         before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
@@ -105,11 +80,11 @@ class CudaDevice:
         return graph.replay, result
 
     def time(self, call: Callable[[], None]) -> float:
-        """See Device."""
+        """Seconds that the work started by `call` takes on the device."""
         return seconds_on_gpu(call)
 
     def release_memory(self) -> None:
-        """See Device."""
+        """Release memory that the allocator holds but does not use."""
         self._pool = torch.cuda.graph_pool_handle()  # the graphs of the old pool are gone
         try:
             torch.cuda.empty_cache()
@@ -138,9 +113,7 @@ def prepare(device: torch.device) -> None:
 
 
 def why_no_kernels() -> str | None:
-    """Why Triton's kernels cannot be launched on this GPU, and what would help; None if they can
-    be.
-    """
+    """Why Triton's kernels cannot be launched on this GPU, and what would help; or None."""
     try:
         start_driver()
     except DriverError as error:
@@ -156,9 +129,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the device is lost to this process, as after an illegal access or a failed
-    assertion.
-    """
+    """Whether the device is lost to this process, as after an illegal access."""
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or str(error).startswith(_FATAL)

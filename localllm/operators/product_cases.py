@@ -238,9 +238,7 @@ def around(group: LinearGroup, norm: Norm | None, residual: Tensor) -> Around:
 
 
 def computing(product: Projection) -> _Compute:
-    """A product with the operators around it: in one launch where it can be, else with torch's
-    before and after it.
-    """
+    """A product with the operators around it, in one launch if it can; else they are torch's."""
     if isinstance(product, Int4Product):
         return product
 

@@ -27,9 +27,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds to wait for the process to begin a case, for the case's kernels to be compiled, and
-    for it to run.
-    """
+    """Seconds to wait for a case to begin, for its kernels to be compiled, and for it to run."""
 
     begin: float = 120.0
     compile: float = 240.0

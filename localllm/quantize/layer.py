@@ -122,9 +122,7 @@ class LayerQuantizer:
         self._rows: dict[str, int] = {}
 
     def run(self) -> QuantizedLayer:
-        """Quantize. The first stream is then before the layer's last block, the second before the
-        next layer.
-        """
+        """Quantize; leaves the first stream before the last block, the second behind the layer."""
         stream, reference = self._stream, self._reference
         for i, (place, original) in enumerate(
             zip(self._plan.places, self._original.sublayers, strict=True)

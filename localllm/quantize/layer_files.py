@@ -42,9 +42,7 @@ def exact_vectors(source: WeightMap, index: int, plan: LayerPlan) -> set[str]:
 def stored_plain(
     plain: Mapping[str, Tensor], exact: Collection[str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The plain tensors of a layer as a file holds them: those of `exact` in float32, others in
-    `dtype`.
-    """
+    """A layer's plain tensors as files hold them: `exact` in float32, others in `dtype`."""
     return {
         name: tensor.to(torch.float32 if name in exact else dtype) for name, tensor in plain.items()
     }

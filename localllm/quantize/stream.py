@@ -136,9 +136,7 @@ class CalibrationStream:
             yield inner
 
     def between(self, sublayer: Sublayer) -> Iterator[Tensor]:
-        """Inputs of the product between a block's first and its last one, [num_tokens, width] at a
-        time.
-        """
+        """Inputs of the product in a block's middle, [num_tokens, width] at a time."""
         assert isinstance(sublayer.block, LatentAttention)
         for x in self.inputs(sublayer):
             yield sublayer.block.query_inputs(x, self.ops)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.bench.trace import Span, summarize
+from tools.gpu_parts.trace import Span, summarize
 
 STEP = [
     ("Memcpy HtoD (Pinned -> Device)", 0, 1),

@@ -45,7 +45,7 @@ def speed(alias: str, kind: str, batches: tuple[int, ...] = (1, 16)) -> Part:
 
 def traces(subject: Any, batches: Sequence[int]) -> Any:
     """Launches, gaps and idle time of decode steps."""
-    from localllm.bench.trace import summarize, trace_decode
+    from gpu_parts.trace import summarize, trace_decode
 
     layers = subject.architecture.num_layers
     return {

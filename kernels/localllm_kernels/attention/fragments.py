@@ -254,9 +254,7 @@ def _with_turn(most, total, scores, value_scales, EIGHTS: tl.constexpr, PTX: tl.
 
 @triton.jit
 def _of_all_warps(values, most, total, WARPS: tl.constexpr, STEPS: tl.constexpr):
-    """Values [32, places], and maxima and sums [32] of each of a lane's queries, over all keys that
-    the warps have seen.
-    """
+    """Values [32, places], maxima and sums [32] of a lane's queries, over all warps' keys."""
     factors, mosts, totals, scaled = (), (), (), ()
     for at in tl.static_range(len(most)):
         greatest = tl.max(tl.reshape(most[at], [WARPS, 32]), axis=0)

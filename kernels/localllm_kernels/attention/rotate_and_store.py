@@ -209,9 +209,7 @@ def rotate_and_store_reference(
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """Of an 8B model; without `heads`, the rows of latent attention, which are stored as they
-    are.
-    """
+    """Of an 8B model; without `heads`, the rows of latent attention."""
 
     kind: str = "plain"
     heads: int = 32

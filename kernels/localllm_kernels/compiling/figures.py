@@ -50,13 +50,17 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("products/int4_matmul", "_tile_kernel 16 rows groups of 32 gate"): Figure(15.4, 20),
     ("products/int4_matmul", "_tile_kernel 64 rows groups of 128 gate"): Figure(23.9, 16),
     ("products/int4_matmul", "_tile_kernel 64 rows groups of 32 residual"): Figure(42.0, 9),
-    ("products/int8_matmul", "_int8_kernel 1 rows"): Figure(4.9, 2),
-    ("products/int8_matmul", "_int8_kernel 64 rows"): Figure(10.5, 3),
-    ("products/int8_matmul", "_int8_kernel 512 rows"): Figure(14.3, 3),
-    ("products/fp8_matmul", "_fp8_kernel 1 rows, scales for all inputs"): Figure(10.3, 2),
-    ("products/fp8_matmul", "_fp8_kernel 512 rows, scales for 128 inputs, native"): Figure(6.6, 2),
-    ("products/fp8_matmul", "_fp8_kernel 512 rows, scales for 128 inputs"): Figure(28.4, 3),
-    ("products/fp8_matmul", "_fp8_kernel 64 rows, scales for all inputs, native"): Figure(3.9, 2),
+    ("products/int8_matmul", "_eight_bit_kernel 1 rows"): Figure(4.9, 2),
+    ("products/int8_matmul", "_eight_bit_kernel 64 rows"): Figure(10.5, 3),
+    ("products/int8_matmul", "_eight_bit_kernel 512 rows"): Figure(14.3, 3),
+    ("products/fp8_matmul", "_eight_bit_kernel 1 rows, scales for all inputs"): Figure(10.3, 2),
+    ("products/fp8_matmul", "_eight_bit_kernel 512 rows, scales for 128 inputs, native"): Figure(
+        6.6, 2
+    ),
+    ("products/fp8_matmul", "_eight_bit_kernel 512 rows, scales for 128 inputs"): Figure(28.4, 3),
+    ("products/fp8_matmul", "_eight_bit_kernel 64 rows, scales for all inputs, native"): Figure(
+        3.9, 2
+    ),
     ("attention/decode", "_fragment_decode_kernel int8 cache, 8 rows of 128"): Figure(389, 0),
     ("attention/decode", "_fragment_decode_kernel fp8 cache, 8 rows of 128"): Figure(453, 0),
     ("attention/decode", "_fragment_decode_kernel int8 cache, 16 rows of 128"): Figure(467, 0),

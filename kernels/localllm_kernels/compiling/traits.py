@@ -15,9 +15,7 @@ CodeKind = Literal["int4", "int8", "fp8", "mxfp4"]
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """What decides the kernel for a packed weight: its kind, its inputs, and how many of them share
-    a scale.
-    """
+    """What decides a packed weight's kernel: its kind, its inputs, and how many share a scale."""
 
     kind: str
     width_in: int

@@ -193,9 +193,7 @@ def _rows_of_step(
     x_ptr, block, g, t, step: tl.constexpr, num_rows, fours,
     EIGHTS: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Row g of every eight rows of x. Missing rows are computed as copies of the last one, and not
-    stored.
-    """
+    """Row g of every eight rows of x; copies of the last one, not stored, where there is none."""
     xs = ()
     for n in tl.static_range(EIGHTS):
         row = tl.minimum(8 * n + g, num_rows - 1).to(tl.int64)

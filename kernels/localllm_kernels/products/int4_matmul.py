@@ -216,9 +216,7 @@ def _choose_warps(
 
 
 def _vary(config: TileConfig) -> list[TileConfig]:
-    """The alternatives to try. Of the kernels without tiles, the one for a row has all its warps
-    share outputs.
-    """
+    """The alternatives to try. In the kernel for a row, all warps share outputs."""
     if config.block_k == BLOCK:
         return neighbours(config, Ranges((16, 128), (BLOCK, BLOCK)))
     each = config.block_n // _wide(config)
@@ -259,9 +257,7 @@ def _by_library(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Tensor:
 
 
 def dequantize_rows(weight: PackedInt4, first: int, end: int, out: Tensor) -> None:
-    """Outputs `first` to `end` into `out` [end - first, in], inputs in the order of the
-    permutation.
-    """
+    """Outputs `first` to `end` into `out` [end - first, in], in the permutation's order."""
     block_n = 64
     _dequantize_kernel[(weight.num_blocks, triton.cdiv(end - first, block_n))](
         weight.words,

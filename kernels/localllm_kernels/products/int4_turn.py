@@ -45,9 +45,7 @@ def split_four(values):
 
 @triton.jit
 def two_tiles(pair, width_out, IS_GATED: tl.constexpr):
-    """The two tiles of a warp, int64: neighbours, or the same outputs of both halves. Past the last
-    one it is read again.
-    """
+    """The two tiles of a warp, int64: neighbours, or the same of both halves; at most the last."""
     if IS_GATED:
         first = tl.minimum(pair, width_out // 32 - 1)
         return first.to(tl.int64), (first + width_out // 32).to(tl.int64)
@@ -114,9 +112,7 @@ def fetch_words(
 
 @triton.jit
 def group_pointers(ptr, tiles, g, num_groups):
-    """Pointers to the groups of a thread's four rows of outputs: that of tile m and output 8 h + g
-    is at 2 m + h.
-    """
+    """Pointers to the groups of a thread's four outputs; tile m, output 8 h + g: at 2 m + h."""
     first = ptr + (tiles[0] * 16 + g) * num_groups
     second = ptr + (tiles[1] * 16 + g) * num_groups
     return first, first + 8 * num_groups, second, second + 8 * num_groups

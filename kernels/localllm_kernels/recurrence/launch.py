@@ -109,9 +109,7 @@ def _matrices_kernel(
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`found`: float32 [padded_tokens, values], before norm and gate; KEYS: the power of two that
-    holds a key.
-    """
+    """`found`: float32 [padded_tokens, values], before norm and gate; KEYS: a power of two."""
     request, head = tl.program_id(2), tl.program_id(1)
     about = requests_ptr + request * 8
     slot, first_row = tl.load(about), tl.load(about + 1)

@@ -66,9 +66,7 @@ class StateCache:
         return count
 
     def write(self, slot: int, position: int, values: Tensor) -> int:
-        """Fill a slot with the start of `values`, which `read` wrote, uint8; returns how many
-        bytes.
-        """
+        """Fill a slot from what `read` wrote, uint8; returns how many bytes that takes."""
         places, width = self.places(position), self.rows.shape[-1]
         of_rows, end = 4 * len(places) * width, self.num_bytes(position)
         # A view as another dtype needs an aligned start, which the clone has.

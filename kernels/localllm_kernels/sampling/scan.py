@@ -14,9 +14,7 @@ from localllm_kernels.sampling.noise import gumbel, winner
 
 @triton.jit
 def _penalized(values, columns, counts, factors_ptr, drafts_ptr, depth, HAS_DRAFTS: tl.constexpr):
-    """`values` after penalties. The `depth` drafted tokens before `drafts_ptr` count like the
-    request's own.
-    """
+    """`values` after penalties; the `depth` tokens before `drafts_ptr` count as generated."""
     repetition = tl.load(factors_ptr)
     presence, frequency = tl.load(factors_ptr + 1), tl.load(factors_ptr + 2)
     if HAS_DRAFTS:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    Block,
     BlockInputs,
+    BlockSpec,
     InputRows,
     InputsFrom,
     KVState,
@@ -110,7 +111,7 @@ class AttentionLinears:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec(BlockDefaults):
+class AttentionSpec(BlockSpec):
     """The sizes of an attention.
 
     `has_values`: else values are the keys before their norm and rotation; `reads`: the layer whose
@@ -152,9 +153,7 @@ class AttentionSpec(BlockDefaults):
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether its first product gives queries, keys and values, which are cached as given, and
-        maybe gates.
-        """
+        """Whether its first product gives what is cached, and queries and maybe gates alone."""
         has_value_norm = self.norms is not None and self.norms.has_value
         is_plain = self.has_values and self.reads is None and self.linears.head_gate is None
         return is_plain and not has_value_norm
@@ -327,7 +326,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Block):
     """Attention with its weights."""
 
     spec: AttentionSpec
@@ -343,10 +342,6 @@ class Attention:
         """See Block."""
         first = () if self.head_gate is None else (self.head_gate,)
         return *first, self.qkv_proj, self.o_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.o_proj(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the heads' outputs side by side, [num_tokens, num_heads · head_dim]."""

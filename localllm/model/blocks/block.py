@@ -6,6 +6,7 @@ without torch; `build` makes the `Block` that computes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -150,9 +151,7 @@ class Parts(Protocol):
         """A vector in float32, with the values of the files whatever the model's dtype is."""
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
-        """One linear, or several over the same inputs as one product, whose outputs are the rows
-        `order` of the checkpoint's.
-        """
+        """One linear, or several over the same inputs as one product; its rows in `order`."""
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -186,10 +185,13 @@ class BlockInputs:
     recurrent: StateCache | None = None
 
 
-class Block(Protocol):
+class Block(ABC):
     """A block with its weights: rows in, rows out."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def products(self) -> tuple[Projection, ...]:
         """One for each of the spec's `products`."""
 
@@ -197,94 +199,69 @@ class Block(Protocol):
         """The inputs of the last product, where it gives the outputs. `x`: [num_tokens, hidden],
         normed.
         """
+        raise NotImplementedError(f"{type(self).__name__} does not end in a product")
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """`x`: [num_tokens, hidden], normed -> the same shape; writes new state to the cache."""
+        return self.products[-1](self.inner(x, inputs))
 
 
-class BlockSpec(Protocol):
+class BlockSpec(ABC):
     """A block without its weights. Sizes are per token."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def products(self) -> tuple[LinearGroup, ...]:
         """Its products, in the order of computation."""
 
     @property
     def ends_in_product(self) -> bool:
         """Whether its last product gives its outputs, so that `Block.inner` has inputs for it."""
+        return True
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of its other tensors, by name in the layer."""
+        return {}
 
     @property
     def state(self) -> KVState | None:
         """The state that it keeps from step to step, None if it keeps none."""
+        return None
 
     @property
     def reads(self) -> int | None:
         """The layer whose state it reads in place of its own."""
+        return None
 
     @property
     def recurrence(self) -> RecurrentState | None:
         """What it keeps of a request besides the state of single tokens, None if nothing."""
+        return None
 
     @property
+    @abstractmethod
     def workspace(self) -> int:
         """Values held while it computes."""
 
     def gathered_bytes(self, context: int) -> int:
         """Bytes in all, if state is gathered from its cache blocks before it is read."""
-
-    def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """The work for the newest of `context` tokens."""
-
-    def launches(self, *, is_fused: bool) -> int:
-        """Kernels besides its products; `is_fused`: everything that can is fused into a product."""
-
-    def describe(self) -> str:
-        """The sizes that determine its operators, in words."""
-
-    def build(self, parts: Parts) -> Block:
-        """The block with its weights."""
-
-
-class BlockDefaults:
-    """What a block answers to BlockSpec that keeps no state, has no vectors, and whose last product
-    gives its outputs.
-    """
-
-    __slots__ = ()
-
-    @property
-    def ends_in_product(self) -> bool:
-        """See BlockSpec."""
-        return True
-
-    @property
-    def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
-        return {}
-
-    @property
-    def state(self) -> KVState | None:
-        """See BlockSpec."""
-        return None
-
-    @property
-    def reads(self) -> int | None:
-        """See BlockSpec."""
-        return None
-
-    @property
-    def recurrence(self) -> RecurrentState | None:
-        """See BlockSpec."""
-        return None
-
-    def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
         return 0
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
+        """The work for the newest of `context` tokens."""
         return Work()
+
+    @abstractmethod
+    def launches(self, *, is_fused: bool) -> int:
+        """Kernels besides its products; `is_fused`: everything that can is fused into a product."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The sizes that determine its operators, in words."""
+
+    @abstractmethod
+    def build(self, parts: Parts) -> Block:
+        """The block with its weights."""

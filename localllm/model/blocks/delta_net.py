@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    BlockSpec,
     InputsFrom,
     LinearGroup,
     Parts,
@@ -61,7 +61,7 @@ EACH = DeltaNetNames(
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetSpec(BlockDefaults):
+class DeltaNetSpec(BlockSpec):
     """The sizes of a gated delta net: heads of keys and of values, their widths, the taps of the
     convolution before it, the `eps` of its norm, and how much of a correction is written at `most`;
     see recurrence.py of the kernels.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockDefaults, BlockInputs, LinearGroup, Parts
+from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, LinearGroup, Parts
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
 
@@ -49,7 +49,7 @@ def _products(spec: ExpertsSpec) -> tuple[LinearGroup, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSpec(BlockDefaults):
+class ExpertsSpec(BlockSpec):
     """The sizes of a mixture of experts.
 
     `expert`: one of them, with `{}` in place of its number in the names of gate, up and down;
@@ -117,7 +117,7 @@ class ExpertsSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Block):
     """A mixture of experts with its weights.
 
     `router`: the logits of experts; `experts`: all of them as one product.
@@ -146,7 +146,3 @@ class MixtureOfExperts:
         chosen, factors = self.choose(seen, inputs.ops)
         kind = self.spec.expert.gate
         return self.experts(x, chosen, factors, lambda rows: inputs.ops.gate(rows, kind))
-
-    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: there is no one product that is last."""
-        raise NotImplementedError("each expert has inner values of its own")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockDefaults, BlockInputs, LinearGroup, Parts
+from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, LinearGroup, Parts
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
 from localllm.model.norm import Norm, NormSpec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBesideSpec(BlockDefaults):
+class ExpertsBesideSpec(BlockSpec):
     """The sizes of both branches.
 
     `norms`: before and after the feed-forward, before and after the experts; `router_scale`: the
@@ -82,7 +82,7 @@ class ExpertsBesideSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBeside:
+class ExpertsBeside(Block):
     """Both branches with their weights."""
 
     mlp: GatedMLP
@@ -104,7 +104,3 @@ class ExpertsBeside:
         before, after = self.expert_norms
         routed = self.experts.routed(before(x, ops), self.router_norm(x, ops), inputs)
         return dense + after(routed, ops)
-
-    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: there is no one product that is last."""
-        raise NotImplementedError("each branch ends in a norm of its own")

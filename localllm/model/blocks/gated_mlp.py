@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    Block,
     BlockInputs,
+    BlockSpec,
     InputRows,
     InputsFrom,
     LinearGroup,
@@ -26,7 +27,7 @@ WHOLE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLPSpec(BlockDefaults):
+class GatedMLPSpec(BlockSpec):
     """The sizes of a feed-forward.
 
     `names`: the linears of gate, up and down in the checkpoint, or of gate and up in one, and down;
@@ -92,7 +93,7 @@ class GatedMLPSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLP:
+class GatedMLP(Block):
     """A feed-forward with its weights."""
 
     spec: GatedMLPSpec
@@ -105,10 +106,6 @@ class GatedMLP:
         """See Block."""
         first = () if self.row_gate is None else (self.row_gate,)
         return *first, self.gate_up_proj, self.down_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.down_proj(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the gated values, [num_tokens, inner_size]."""

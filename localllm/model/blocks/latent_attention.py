@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from localllm.model.blocks.attention import AttentionSpec, Scores
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    Block,
     BlockInputs,
+    BlockSpec,
     InputsFrom,
     KVState,
     LinearGroup,
@@ -47,7 +48,7 @@ _EXPANSION = f"{_NAME}.kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionSpec(BlockDefaults):
+class LatentAttentionSpec(BlockSpec):
     """The sizes of a latent attention.
 
     `query_rank`: width of the latent that queries are computed from, None if they are computed
@@ -206,7 +207,7 @@ class LatentAttentionSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Block):
     """Latent attention with its weights.
 
     `first`: queries or their latents, and rows of the cache; `queries`: from their latents, normed
@@ -231,10 +232,6 @@ class LatentAttention:
         """See Block; of the product by head, that of queries."""
         middle = () if self.queries is None else (self.queries,)
         return self.first, *middle, self.keys, self.o_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.o_proj(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the heads' outputs side by side, [num_tokens, num_heads · value_dim]."""

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockDefaults, BlockInputs, InputsFrom, LinearGroup, Parts
+from localllm.model.blocks.block import (
+    Block,
+    BlockInputs,
+    BlockSpec,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+)
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentExpertsSpec(BlockDefaults):
+class LatentExpertsSpec(BlockSpec):
     """The sizes of experts, whose `hidden_size` is that of the narrower space, and the linears that
     lead there and back.
     """
@@ -81,7 +88,7 @@ class LatentExpertsSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentExperts:
+class LatentExperts(Block):
     """The experts and both ways with their weights."""
 
     first: Projection
@@ -97,7 +104,3 @@ class LatentExperts:
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block."""
         return self.last(self.experts.routed(self.first(x), x, inputs))
-
-    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: only the products of experts are quantized."""
-        raise NotImplementedError("the last product is not quantized")

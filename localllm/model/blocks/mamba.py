@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    BlockSpec,
     InputsFrom,
     LinearGroup,
     Parts,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MambaSpec(BlockDefaults):
+class MambaSpec(BlockSpec):
     """The sizes of a Mamba-2 block: heads of `head_width`, the width of B and C, of which each
     group of consecutive heads has its own, and the taps of the convolution before it; see
     recurrence.py of the kernels.

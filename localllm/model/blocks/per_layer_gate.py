@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockDefaults, BlockInputs, InputsFrom, LinearGroup, Parts
+from localllm.model.blocks.block import (
+    Block,
+    BlockInputs,
+    BlockSpec,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PerLayerGateSpec(BlockDefaults):
+class PerLayerGateSpec(BlockSpec):
     """The widths of the residual stream and of a per-layer input."""
 
     hidden_size: int
@@ -53,7 +60,7 @@ class PerLayerGateSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class PerLayerGate:
+class PerLayerGate(Block):
     """The block with its weights."""
 
     spec: PerLayerGateSpec
@@ -64,10 +71,6 @@ class PerLayerGate:
     def products(self) -> tuple[Projection, ...]:
         """See Block."""
         return self.gate, self.projection
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.projection(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the gated inputs, [num_tokens, width]."""

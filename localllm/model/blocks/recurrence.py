@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockInputs
+from localllm.model.blocks.block import Block, BlockInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(Block):
     """A recurrence with its weights.
 
     `inputs_at`, `gate_at`: the first columns of the convolution's inputs and of the gate among the
@@ -35,10 +35,6 @@ class Recurrence:
         """See Block."""
         first = () if self.factors is None else (self.factors,)
         return *first, self.in_proj, self.out_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.out_proj(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the values of all heads side by side."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockDefaults,
+    Block,
     BlockInputs,
+    BlockSpec,
     InputRows,
     LinearGroup,
     Parts,
@@ -26,7 +27,7 @@ _CONV, _BEFORE, _AFTER = "conv.conv", "conv.in_proj", "conv.out_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvSpec(BlockDefaults):
+class ShortConvSpec(BlockSpec):
     """The sizes of a short convolution of `taps` positions over `hidden_size` channels.
 
     With b, c and x from the first product: the second one's inputs are c · conv(b · x).
@@ -91,7 +92,7 @@ class ShortConvSpec(BlockDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConv:
+class ShortConv(Block):
     """A short convolution with its weights."""
 
     in_proj: Projection
@@ -103,10 +104,6 @@ class ShortConv:
     def products(self) -> tuple[Projection, ...]:
         """See Block."""
         return self.in_proj, self.out_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.out_proj(self.inner(x, inputs))
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: [num_tokens, hidden_size]."""

@@ -147,9 +147,7 @@ def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
 
 
 def _with_own_heads(fields: ConfigFields, attention: AttentionSpec, index: int) -> AttentionSpec:
-    """`attention` with the layer's own heads, named for all full layers, or for a layer by its
-    number.
-    """
+    """`attention` with the heads that the config names for its kind of layer, or for this layer."""
     by_layer = fields.get("per_layer_config")
     sizes: Mapping[str, Any] = {}
     if by_layer is not None:

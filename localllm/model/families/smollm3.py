@@ -39,9 +39,7 @@ def _windows(fields: ConfigFields, rotated: tuple[int, ...]) -> list[int | None]
 
 
 def _rotated(fields: ConfigFields) -> tuple[int, ...]:
-    """1 for each layer with rotary embedding, 0 for one without (`no_rope_layers`, despite its
-    name).
-    """
+    """1 for each layer with rotary embedding, else 0 (`no_rope_layers`, despite its name)."""
     num_layers = read_num_layers(fields)
     interval = fields.integer("no_rope_layer_interval", 1, 1024, default=4)
     as_it_comes = tuple(int((i + 1) % interval > 0) for i in range(num_layers))

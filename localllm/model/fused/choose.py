@@ -22,9 +22,7 @@ from localllm_kernels.products.gpu_linears import GpuLinears, Int4Product
 def fuse_layers(
     architecture: Architecture, layers: Sequence[Layer], last_norm: Norm | None, ops: Ops
 ) -> FusedDecoder | None:
-    """All layers in one call; None if the library of `ops` does not support such a plan, or such
-    products.
-    """
+    """All layers in one call; None if the library of `ops` does not support that."""
     is_wide = architecture.join is not None and architecture.join.is_wide
     if last_norm is None or is_wide or not supports(architecture.layers, architecture.norm):
         return None
@@ -48,9 +46,7 @@ def fuse_head(
     join: Join,
     head: Head | ClusteredHead,
 ) -> CpuHead | None:
-    """The drafts of a head in one call; `fused`: its layers in one. None where that is not
-    supported.
-    """
+    """A head's drafts in one call; None if that is not supported. `fused`: its layers in one."""
     attention = layers[0].sublayers[0].block
     if (
         len(layers) > 1
