@@ -38,10 +38,7 @@ class CompareSuite(Suite):
         self._found: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Load the transformers model beside ours and alternate.
-
-        Raises: RequestError without transformers.
-        """
+        """Load transformers' model beside ours and alternate. Raises: RequestError without it."""
         progress("loading transformers")
         theirs = TheirModel(self._subject)
         for repeat in range(self._tests.repeats + 1):  # the first warms up

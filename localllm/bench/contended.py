@@ -82,10 +82,7 @@ class ContendedSuite(Suite):
 
 
 def contended_row(test: str, count: int, pairs: Sequence[tuple[float, float]]) -> Result:
-    """The share of speed kept beside `count` busy processes, as a row.
-
-    `pairs`: tokens a second, alone and beside them.
-    """
+    """The share of speed kept beside `count` busy processes; `pairs`: alone, and beside them."""
     kept = Spread.of([beside / alone for alone, beside in pairs])
     found = {
         "tokens_per_s": Spread.of([beside for _, beside in pairs]),

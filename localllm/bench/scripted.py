@@ -16,9 +16,7 @@ from localllm.schedule.scheduler import SampledToken, ScheduledBatch
 
 
 class ScriptedRunner:
-    """Computes and samples as `runner` does, but returns the tokens of `scripts`, by request id;
-    a request without a script keeps its own.
-    """
+    """A runner that returns the tokens of `scripts`, by request id, where there is one."""
 
     def __init__(self, runner: Runner, scripts: dict[int, Sequence[int]]) -> None:
         self._runner, self._scripts = runner, scripts

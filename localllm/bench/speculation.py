@@ -72,9 +72,7 @@ class SpeculationSuite(Suite):
         texts: Sequence[str] = (),
         num_prompt: int = PROMPT_TOKENS,
     ) -> None:
-        """`texts`: what the model's own words go on from, in place of the package's prose;
-        `num_prompt`: the most tokens of a prompt.
-        """
+        """`texts`: what the model's own words go on from, if not this package's prose."""
         self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
         self._scripts = make_scripts(subject, num_tokens, seed, texts, num_prompt)

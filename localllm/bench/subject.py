@@ -68,10 +68,7 @@ class Subject:
 
 
 def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subject:
-    """Load a model; unless `config` sets a context, use `longest` tokens or the model's maximum.
-
-    Raises: as `open_model`.
-    """
+    """Load a model, with `longest` tokens of context at most. Raises: as `open_model`."""
     started = time.monotonic()
     found = open_checkpoint(name, config)
     config = _fitted(found.engine_config, found.architecture, longest)

@@ -247,9 +247,7 @@ def shape_of(
 
 
 def _what_drafts(speculation: SpeculationConfig) -> tuple[NamedDrafters, Shape | None]:
-    """The named head or assistant, and the shape of the named draft model, with the weights that
-    are here or, else, as they are published.
-    """
+    """The named head or assistant, and the named draft model's shape, as here or published."""
     eagle = None if speculation.eagle_head is None else _find_here(speculation.eagle_head)
     if speculation.draft_model is None:
         return NamedDrafters(eagle), None

@@ -169,9 +169,7 @@ class ModelWork:
         return cls(architecture, stored, round(num_weights), row_bytes)
 
     def weight_bytes(self, num_rows: int) -> int:
-        """Bytes of weights that a step of `num_rows` rows reads; of experts those that some row
-        takes, if each is as likely as any other.
-        """
+        """Bytes of weights that `num_rows` rows read; experts are as likely as each other."""
         return round(sum(read_share(share, num_rows) * size for share, size in self.stored.items()))
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
@@ -186,9 +184,7 @@ class ModelWork:
         return 2 * weights * len(contexts) + self._beside(contexts).operations
 
     def prefill_operations(self, num_tokens: int, depth: int = 0) -> int:
-        """Operations for `num_tokens` tokens of one request after `depth` earlier ones; the head
-        computes only the last token.
-        """
+        """Operations for `num_tokens` tokens after `depth`; the head computes only the last."""
         beside = self._beside(range(depth + 1, depth + num_tokens + 1))
         return 2 * self.num_weights * num_tokens + beside.operations + 2 * self._head_weights
 

@@ -114,9 +114,7 @@ class Architecture:
 
     @property
     def cache_places(self) -> tuple[tuple[int, int] | None, ...]:
-        """Each layer's cache group and its place in that group, those of another layer where its
-        state is read; None for a layer without state.
-        """
+        """The cache group of what each layer keeps or reads, and its place there; or None."""
         places: list[tuple[int, int] | None] = [None] * self.num_layers
         for i, group in enumerate(self.cache_groups):
             for place, layer in enumerate(group.layers):
@@ -128,9 +126,7 @@ class Architecture:
 
     @property
     def last_state(self) -> int:
-        """The number of layers up to the last one that keeps state. The layers after it compute
-        only the rows that somebody reads.
-        """
+        """The number of layers up to the last one with state; later ones need few rows."""
         kept = (layer.state or layer.recurrence for layer in self.layers)
         return max((i + 1 for i, state in enumerate(kept) if state), default=0)
 
@@ -157,9 +153,7 @@ class Architecture:
         return list(dict.fromkeys(found))
 
     def rotations(self) -> list[AttentionSpec]:
-        """The distinct rotations with their writes to the cache, as operators compute them, in
-        layer order; each as an attention without a window.
-        """
+        """The distinct rotations as operators compute them, each as an attention without window."""
         found: list[AttentionSpec] = []
         for block in self.blocks():
             match block:
@@ -259,9 +253,7 @@ class Architecture:
         return {name: shapes[name] for name in names}
 
     def unread(self) -> set[str]:
-        """Full names of linears and norms that files may hold though nothing reads them: those of
-        keys and values where another layer's are taken.
-        """
+        """Names of keys' and values' tensors that files may hold though nothing reads them."""
         return {
             f"{layer_name(i)}.{name}"
             for i, layer in enumerate(self.layers)

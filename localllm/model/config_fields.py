@@ -167,9 +167,7 @@ class ConfigFields:
 
 
 def plain_floats(value: Any) -> Any:
-    """A value of a config.json with the floats that JSON has no word for, which transformers writes
-    as `{"__float__": "Infinity"}`.
-    """
+    """A config's value with its floats that JSON has no word for ({"__float__": "Infinity"})."""
     if isinstance(value, dict):
         name = value.get(_FLOAT)
         if len(value) == 1 and isinstance(name, str) and name in _FLOATS:

@@ -43,9 +43,7 @@ class ForwardBatch:
         return self.tables[0].slot_mapping.shape[0]
 
     def of_logit_rows(self) -> "ForwardBatch":
-        """The batch of the rows `logit_rows`, for layers that write no state; each request's must
-        be its last ones.
-        """
+        """The batch of the rows `logit_rows`, the last ones of requests, for stateless layers."""
         rows = self.logit_rows[: self.num_logit_rows]
         return replace(
             self,

@@ -73,10 +73,7 @@ def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> A
 
 
 def find_mtp(files: Sequence[Path], target: Architecture) -> FoundHead | None:
-    """The head in a model's files, checked; None if they hold none.
-
-    Raises: CheckpointError, as `check_weights`.
-    """
+    """The head in a model's files, checked, or None. Raises: as `check_weights`."""
     named = own_tensors(read_headers(list(files)), target)
     for layout in (_APART, _as_further_layer(target.num_layers)):
         if any(name.startswith(layout.stored_name(f"{JOIN}.")) for name in named):

@@ -54,9 +54,7 @@ class PagedKVCache:
         device: torch.device,
         slots: SlotSizes | None = None,
     ) -> "PagedKVCache":
-        """Zeroed caches; `num_blocks` has one entry per cache group. `slots`: those of recurrences,
-        if the model has any.
-        """
+        """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences."""
         groups = architecture.cache_groups
         stacks = tuple(
             empty_cache(

@@ -107,9 +107,7 @@ def _read_gptq(raw: Mapping[str, Any]) -> SchemesOf:
 
 
 def _by_rule(rules: Mapping[str, Any], name: str, own: Gptq) -> tuple[Scheme, ...]:
-    """How GPTQModel quantized a linear: by the first of its rules whose pattern fits, "-:" before
-    those that are left out.
-    """
+    """How GPTQModel quantized a linear: by its first rule that fits; "-:" leaves one out."""
     for pattern, changes in rules.items():
         if not _fits(re.sub("^[-+]:", "", pattern), name):
             continue

@@ -14,10 +14,7 @@ _WITH_EXPERTS = (ExpertsSpec, ExpertsBesideSpec, LatentExpertsSpec)
 
 
 def check_sizes(architecture: Architecture, where: str) -> None:
-    """Check how many weights there are, before anything names or counts each.
-
-    Raises: CheckpointError.
-    """
+    """Count the weights before anything names or counts each. Raises: CheckpointError."""
     num_linears, num_values = 0, 2 * architecture.vocab_size * architecture.hidden_size
     if architecture.per_layer is not None:
         tables = architecture.per_layer.tensors(architecture.hidden_size, architecture.num_layers)

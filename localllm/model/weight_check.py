@@ -120,9 +120,7 @@ def check_tensors(
     architecture: Architecture,
     stored_name: Callable[[str], str] = str,
 ) -> WeightMap:
-    """Check tensors, by the names that the loader knows; `stored_name` gives those that they have
-    in files. Raises: as `check_weights`.
-    """
+    """Check tensors by own names; `stored_name`: those in files. Raises: as `check_weights`."""
     expected = {
         name: StoredTensor((shape,), _INTEGERS if name in _IDS else LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()

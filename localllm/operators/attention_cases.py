@@ -84,9 +84,7 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
 def attention(
     on: Setting, piece: Piece, requests: Sequence[tuple[int, int]], spec: AttentionSpec
 ) -> OperatorCase:
-    """Attention of `requests`: the keys of each, and how many of them are new. Blocks of a request
-    lie anywhere in the cache.
-    """
+    """Attention of `requests`: their keys and new ones, in blocks that lie anywhere."""
     block, device, dim = on.sizes.block_size, on.device, spec.head_dim
     lengths, new = [keys for keys, _ in requests], [count for _, count in requests]
     longest, blocks = max(lengths), -(-max(lengths) // block)

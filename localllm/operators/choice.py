@@ -35,9 +35,7 @@ def choose_operators(request: CheckRequest, listener: Listener) -> Choice:
 def find_verdict(
     request: CheckRequest, listener: Listener, *, anew: bool = False
 ) -> Verdict | None:
-    """The verdict of this GPU for a request; None if nothing could be checked. `anew`: check now,
-    even if there is a stored verdict.
-    """
+    """The verdict of this GPU, None if nothing could be checked; `anew`: despite a stored one."""
     machine, shape = describe_machine(), describe_shape(request)
     file = VerdictFile.of(machine, shape)
     verdict = None if anew else file.read()

@@ -73,9 +73,7 @@ def check_operators(
 def _compile_at_once(
     request: CheckRequest, count: int, tell: Tell, command: Sequence[str], patience: Patience
 ) -> None:
-    """Compile the kernels in several processes, into a cache on disk. Errors are ignored here,
-    since the checks will meet them again.
-    """
+    """Compile in several processes, to a cache on disk; the checks will meet the errors again."""
 
     def compile_share(index: int) -> None:
         part = replace(request, share=(index, count))

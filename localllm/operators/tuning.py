@@ -132,9 +132,7 @@ def _time(
     tunings: Tunings,
     device: Device,
 ) -> float:
-    """Seconds with a configuration; infinite if it does not fit this GPU, or if its result differs
-    by more than rounding explains.
-    """
+    """Seconds with a configuration; infinite if it does not fit this GPU, or is wrong."""
     try:
         with tunings.forcing(key, config):
             away = distance(call(), expected, unit_of(expected.dtype))  # compiles

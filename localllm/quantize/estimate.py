@@ -54,10 +54,7 @@ class Estimate:
 
 
 def estimate(request: QuantizeRequest) -> Estimate:
-    """The sizes of a checkpoint and of its quantized result, and the time to make it.
-
-    Raises: as `open_unquantized`.
-    """
+    """The sizes of source and result, and the time it takes. Raises: as `open_unquantized`."""
     _, source = open_unquantized(request.model, request.recipe)
     num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
     result = result_bytes(source, request.recipe)

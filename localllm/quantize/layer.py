@@ -236,9 +236,7 @@ class LayerQuantizer:
             start += size
 
     def _can_fold(self, place: Place, group: LinearGroup) -> bool:
-        """Whether the operation before `group` can undo scales of its inputs. No norm cannot, nor
-        one whose output another product reads too.
-        """
+        """Whether the operation before `group` can undo scales of its inputs alone."""
         if group.inputs is not InputsFrom.BLOCK:
             return isinstance(group.inputs, InputRows)
         readers = [each for each in place.block.products if each.inputs is InputsFrom.BLOCK]

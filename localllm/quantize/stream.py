@@ -147,9 +147,7 @@ class CalibrationStream:
             kept /= divisors.to(kept)
 
     def add(self, sublayer: Sublayer) -> None:
-        """Add a block to the stream, which is then before the next one. The inputs of its last
-        product are those of the last `inner`, if they were kept.
-        """
+        """Add a block to the stream, with the inputs of the last `inner` if they were kept."""
         before = self._hidden.clone() if sublayer.place.shares_input else None
         for part, output in zip(self._parts(self._hidden), self._outputs(sublayer), strict=True):
             added = sublayer.finish(output, self.ops)

@@ -279,9 +279,7 @@ def _launch_fragments(
     rows: int,
     num_parts: int,
 ) -> None:
-    """Launch the kernel that reads operands as the matrix units want them; `rows`: queries of a
-    request and key/value head.
-    """
+    """Launch the kernel for the matrix units; `rows`: queries of a request and key/value head."""
     eights = triton.cdiv(rows, 8)
     part = 32 * eights * (arguments["HEAD_DIM"] // 4 + 4)
     words = {name: arguments[name].view(torch.int32) for name in ("key_ptr", "value_ptr")}
@@ -297,9 +295,7 @@ def _launch_fragments(
 
 
 def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
-    """Whether `attention/fragments.py` has a kernel for this; `rows`: a request's queries times the
-    heads that share keys.
-    """
+    """Whether fragments.py has a kernel for this; `rows`: of a request and key/value head."""
     _, _, cache_block, head_dim = cache.key.shape
     is_8_bit = cache_kind(cache) != KINDS["plain"]
     fits = head_dim in (64, 128) and cache_block % 16 == 0 and rows <= 16

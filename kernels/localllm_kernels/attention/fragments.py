@@ -208,9 +208,7 @@ def _scores_of_keys(
     sums, key_scales, key, even_position, odd_position, window,
     HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """The scores of two queries, at the positions given, with `key` and the eighth key after it;
-    minus infinity where a query does not see a key.
-    """
+    """The scores of two queries with `key` and the eighth key after it; -inf if not seen."""
     positions, scores = (even_position, odd_position), ()
     for c in tl.static_range(4):
         its_key = key + 8 * (c // 2)

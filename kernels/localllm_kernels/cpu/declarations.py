@@ -46,9 +46,7 @@ class Declarations:
         return self._values[name]
 
     def struct(self, name: str) -> type[ctypes.Structure]:
-        """The structure `name`. Those that it holds or points to must have been asked for before;
-        to others it has void pointers.
-        """
+        """The structure `name`; what it holds or points to as such must be asked for before."""
         fields = self._fields(self._bodies[name])
         self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
         return self.structs[name]

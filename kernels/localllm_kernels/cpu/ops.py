@@ -246,9 +246,7 @@ class CpuOps:
         num_hidden: int = 0,
         value_dim: int | None = None,
     ) -> Tensor:
-        """See paged_attention_reference, which computes heads that are wider than the library's; at
-        most `MAX_GROUP` of them share keys.
-        """
+        """See paged_attention_reference, which takes wider heads; at most MAX_GROUP share keys."""
         _, heads, _ = query.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
@@ -301,9 +299,7 @@ def routing_struct(how: Routing, num_experts: int) -> Structure:
 
 
 def _rows_of(padded: int, width: int, states: StateSlots) -> Tensor:
-    """Memory for the rows of a batch, with zeros in those behind them. Not torch.zeros, whose
-    threads would go on spinning beside ours.
-    """
+    """Rows of a batch, with zeros behind them; torch.zeros would leave threads spinning."""
     out = torch.empty(padded, width)
     for row in range(states.bounds[-1], padded):
         out[row] = 0

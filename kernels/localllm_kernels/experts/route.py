@@ -120,9 +120,7 @@ def route(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
 
 
 def route_reference(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
-    """`logits`: [rows, num_experts]; returns the experts of each row, int32 [rows, top_k], best
-    first, and the factors on them, float32.
-    """
+    """`logits`: [rows, num_experts] -> the experts, int32 [rows, top_k], and float32 factors."""
     logits = logits.float()
     # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
     scores = 1 / (1 + (-logits).exp()) if how.is_sigmoid else logits.softmax(-1)

@@ -39,9 +39,7 @@ class SlotTable:
         return [ordered[start : start + most] for start in range(0, len(ordered), most)]
 
     def take(self, experts: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
-        """The slots of `experts`, at most as many as there are slots; and of those, the ones whose
-        expert has to be copied there.
-        """
+        """The slots of `experts`, and those of them whose expert has to be copied there."""
         absent = []
         for expert in experts:
             slot = self._slots.pop(expert, None)

@@ -94,9 +94,7 @@ def gate(gate_up: Tensor, kind: GateKind) -> Tensor:
 
 
 def gate_reference(gate_up: Tensor, kind: GateKind) -> Tensor:
-    """`gate_up`: [num_tokens, 2 · width], gate first; [num_tokens, width] without a gate. Returns
-    [num_tokens, width].
-    """
+    """`gate_up`: [num_tokens, 2 · width], or of one part [num_tokens, width] -> the latter."""
     if parts_of(kind) == 1:
         return gate_up.float().clamp(min=0).square().to(gate_up.dtype)
     gate, up = gate_up.float().chunk(2, dim=-1)

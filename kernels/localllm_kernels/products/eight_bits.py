@@ -115,9 +115,7 @@ class ByteWeight:
 def multiply(
     inputs: Tensor, x_scales: Tensor | None, weight: ByteWeight, out: Tensor, workspace: Workspace
 ) -> None:
-    """The product of `inputs`, [rows, in], in the type of the codes if that is e4m3, with a scale
-    for each row; into `out`, [rows, out].
-    """
+    """`inputs`: [rows, in], with a scale for each row if in e4m3 -> `out`, [rows, out]."""
     (num_rows, width_in), width_out = inputs.shape, len(weight.codes)
     if num_rows == 0:
         return

@@ -307,9 +307,7 @@ def _finish_rows(
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     IS_GATED: tl.constexpr, EIGHTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store a thread's results, with what stands around the product; `found`: the totals, then the
-    sums of the squares of x.
-    """
+    """Store a thread's results; `found`: the totals, then the sums of the squares of x."""
     pair = task * WIDE + warp
     factors = ()
     for n in tl.static_range(EIGHTS):

@@ -37,9 +37,7 @@ class StateCache:
         return self.between(max(0, position - self.num_rows), position)
 
     def keep(self, slot: int, inputs: Tensor, position: int) -> None:
-        """Write the inputs before `position`, of which `inputs` are the last ones, to their places;
-        those before position 0 have none.
-        """
+        """Write to their places the inputs before `position`, the last ones of `inputs`."""
         count = min(position, len(inputs), self.rows.shape[1])
         self.rows[slot, self.between(position - count, position)] = inputs[len(inputs) - count :]
 
@@ -54,9 +52,7 @@ class StateCache:
         return [rows] if self.matrix is None else [rows, self.matrix[slot]]
 
     def read(self, slot: int, position: int, into: Tensor) -> int:
-        """Copy what the slot holds of the tokens before `position` to the start of `into`, uint8 on
-        the host; returns how many bytes.
-        """
+        """Copy what the slot holds before `position` into `into`, uint8; returns how many bytes."""
         count = 0
         for part in self.parts(slot, position):
             values = part.contiguous().cpu()

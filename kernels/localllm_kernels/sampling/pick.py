@@ -41,9 +41,7 @@ def _next_bounds(low, high, step, found, target):
 
 @triton.jit
 def _least_of(values, weights, most, low, target):
-    """The greatest ordered integer with enough weight at or above it; `low` has enough, and
-    nothing is above `most`.
-    """
+    """The greatest ordered integer with enough weight at or above it, from `low` to `most`."""
     high = ordered(most).to(tl.int64) + 1
     keys = ordered(values)
     while high - low > 1:

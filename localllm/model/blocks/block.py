@@ -57,9 +57,7 @@ class InputsFrom(Enum):
 
 
 def read_share(share: float, num_rows: int) -> float:
-    """The chance that at least one of `num_rows` rows computes what a `share` of rows computes, so
-    that its weights are read.
-    """
+    """The chance that a weight is read that a `share` of the rows needs, of `num_rows` rows."""
     return 1 - (1 - share) ** num_rows
 
 

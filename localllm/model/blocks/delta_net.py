@@ -199,9 +199,7 @@ class DeltaNetSpec(BlockSpec):
         )
 
     def _order(self, *widths: int) -> list[int] | None:
-        """The rows of parts of `widths` that stand side by side for each key head, part by part;
-        None where they are stored so.
-        """
+        """The rows of parts that stand side by side for each key head, part by part; or None."""
         if not self.names.is_whole:
             return None
         stride, first, rows = sum(widths), 0, list[int]()

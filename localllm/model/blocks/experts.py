@@ -118,10 +118,7 @@ class ExpertsSpec(BlockSpec):
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts(Block):
-    """A mixture of experts with its weights.
-
-    `router`: the logits of experts; `experts`: all of them as one product.
-    """
+    """With its weights; `router`: the logits of experts; `experts`: all of them as one product."""
 
     spec: ExpertsSpec
     router: Projection

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatentExpertsSpec(BlockSpec):
-    """The sizes of experts, whose `hidden_size` is that of the narrower space, and the linears that
-    lead there and back.
-    """
+    """The sizes of experts in a narrower space, and the linears that lead there and back."""
 
     hidden_size: int
     experts: ExpertsSpec

@@ -38,10 +38,7 @@ def read_attention(
     norms: QueryKeyNorms | None = None,
     window: int | None = None,
 ) -> AttentionSpec:
-    """Attention from the fields that all families name alike; `has_bias`: in all of its linears.
-
-    Raises: CheckpointError.
-    """
+    """Attention from the fields that all families name alike. Raises: CheckpointError."""
     hidden_size = read_hidden_size(fields)
     num_heads = fields.integer("num_attention_heads", 1, 4096)
     num_kv_heads = fields.integer("num_key_value_heads", 1, 4096, default=num_heads)
@@ -188,10 +185,7 @@ def read_decoder(
     logit_scale: float = 1.0,
     logit_cap: float | None = None,
 ) -> Architecture:
-    """A whole decoder around its layers; `norm`: the final one, if it is not as usual.
-
-    Raises: CheckpointError.
-    """
+    """A decoder around its layers; `norm`: an unusual final one. Raises: CheckpointError."""
     return Architecture(
         name=fields.architecture(),
         vocab_size=fields.integer("vocab_size", 1, 1 << 24),

@@ -17,9 +17,7 @@ from localllm.model.families.sigmoid_experts import (
 
 
 def read_deepseek_v3(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`, and for experts
-    in only every few layers.
-    """
+    """Raises: CheckpointError, UnsupportedModelError, as `read_latent_attention`."""
     is_interleaved = fields.flag("rope_interleave", default=True)
     attention = read_latent_attention(fields, is_interleaved=is_interleaved)
     router = read_sigmoid_router(fields)

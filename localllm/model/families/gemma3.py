@@ -56,10 +56,7 @@ def gated_by_hidden_activation(fields: ConfigFields) -> ConfigFields:
 def read_gemma_decoder(
     fields: ConfigFields, attentions: Sequence[AttentionSpec], mlp: GatedMLPSpec
 ) -> Architecture:
-    """A decoder with norms before and after each block, around the attention of each layer.
-
-    Raises: CheckpointError.
-    """
+    """A decoder with norms before and after each block. Raises: CheckpointError."""
     fields.only("use_bidirectional_attention", False)
     eps, width = read_eps(fields), read_hidden_size(fields)
 

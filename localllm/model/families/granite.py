@@ -43,9 +43,7 @@ def read_granite_moe(fields: ConfigFields) -> Architecture:
 
 
 def read_granite4(fields: ConfigFields) -> Architecture:
-    """Granite 4: layers of attention or of Mamba-2, with a shared feed-forward, which may stand
-    beside experts. Raises: CheckpointError.
-    """
+    """Attention or Mamba-2, a shared feed-forward, maybe experts. Raises: CheckpointError."""
     fields.only("normalization_function", "rmsnorm")
     count = read_num_layers(fields)
     kinds = fields.choices("layer_types", (FULL, _LINEAR), count)

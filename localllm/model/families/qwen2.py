@@ -20,10 +20,7 @@ def read_qwen2(fields: ConfigFields) -> Architecture:
 
 
 def read_qwen(fields: ConfigFields, attention: AttentionSpec) -> Architecture:
-    """A decoder whose layers have this attention, with the windows of a Qwen config.
-
-    Raises: CheckpointError.
-    """
+    """A decoder with this attention and a Qwen config's windows. Raises: CheckpointError."""
     mlp = read_gated_mlp(fields)
     layers = [
         pre_norm_layer(fields, replace(attention, window=window), mlp)

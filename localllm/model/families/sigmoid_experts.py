@@ -41,10 +41,7 @@ def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
 
 
 def read_groups(fields: ConfigFields, num_experts: int, top_k: int, *, best: int) -> Groups | None:
-    """The groups of experts, rated by their `best` scores; None where there is only one.
-
-    Raises: CheckpointError.
-    """
+    """Groups of experts, rated by `best` scores; None for one. Raises: CheckpointError."""
     count = fields.integer("n_group", 1, num_experts // best, default=1)
     if num_experts % count:
         fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts})")
@@ -79,10 +76,7 @@ def first_dense(fields: ConfigFields) -> list[bool]:
 def read_mixed_decoder(
     fields: ConfigFields, mixer: BlockSpec, router: RouterSpec, has_experts: Sequence[bool]
 ) -> Architecture:
-    """A decoder with a `mixer` of tokens in each layer, and experts in those of `has_experts`.
-
-    Raises: CheckpointError.
-    """
+    """A decoder with a `mixer` in each layer, experts in some. Raises: CheckpointError."""
     expert = read_expert(fields, "moe_intermediate_size", EXPERT_NAMES)
     dense = pre_norm_layer(fields, mixer, read_gated_mlp(fields))
     sparse = pre_norm_layer(fields, mixer, ExpertsSpec(expert, router), read_shared(fields))

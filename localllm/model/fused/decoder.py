@@ -79,9 +79,7 @@ def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
 
 
 def is_plain(plans: Sequence[LayerPlan]) -> bool:
-    """Of supported layers: whether they are as Llama's, with one norm before each block, SiLU, no
-    experts, and one rotation for all.
-    """
+    """Whether supported layers are as Llama's: norms before blocks, SiLU, and one rotation."""
     places = [place for plan in plans for place in plan.places]
     attentions = [place.block for place in places if isinstance(place.block, AttentionSpec)]
     gates = {each.block.gate for each in places if isinstance(each.block, GatedMLPSpec)}

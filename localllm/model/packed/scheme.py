@@ -64,10 +64,7 @@ class Scheme(Protocol):
 
 
 def count_groups(width_in: int, group_size: int | None) -> int:
-    """Scales per row; one if `group_size` is None.
-
-    Raises: ValueError if the groups do not divide the width.
-    """
+    """Scales per row; one if `group_size` is None. Raises: ValueError if it does not divide."""
     size = group_size or width_in
     if width_in % size:
         raise ValueError(f"its input width {width_in} is not a multiple of the group size {size}")
