@@ -7,7 +7,7 @@ others return at once, and nothing waits for them.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import triton
@@ -19,6 +19,7 @@ from localllm_kernels.attention.cache_arguments import CODES, KINDS, cache_kind,
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.paged_attention import AttentionArguments
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     LOG2_E,
@@ -195,18 +196,9 @@ def paged_attention_decode(
     cache: KVCache,
     workspace: Workspace,
     *,
-    block_tables: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int | None,
-    cap: float | None = None,
-    sinks: Tensor | None = None,
-    num_hidden: int = 0,
-    value_dim: int | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
+    **how: Unpack[AttentionArguments],
 ) -> Tensor:
     """See paged_attention_reference. Rows after the last request are not written, nor those of
     requests with more than `max_query_len` queries; `out`: the tensor that the others are written
@@ -217,8 +209,9 @@ def paged_attention_decode(
     """
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
-    num_seqs, max_blocks = block_tables.shape
-    value_dim = head_dim if value_dim is None else value_dim
+    num_seqs, max_blocks = how["block_tables"].shape
+    max_query_len, window = how["max_query_len"], how["window"]
+    cap, sinks, value_dim = how.get("cap"), how.get("sinks"), how.get("value_dim") or head_dim
     out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
     if num_seqs == 0:
         return out
@@ -232,12 +225,12 @@ def paged_attention_decode(
     arguments: dict[str, Any] = {
         "query_ptr": query,
         **dict(zip(_CACHE_POINTERS, pointers, strict=True)),
-        "tables_ptr": block_tables,
-        "starts_ptr": cu_seqlens_q,
-        "lengths_ptr": seq_lens,
+        "tables_ptr": how["block_tables"],
+        "starts_ptr": how["cu_seqlens_q"],
+        "lengths_ptr": how["seq_lens"],
         "out_ptr": out,
         "counters_ptr": workspace.counters(num_tasks),
-        "scale": scale * LOG2_E,
+        "scale": how["scale"] * LOG2_E,
         "window": window or 0,
         "max_blocks": max_blocks,
         "num_splits": num_splits,
@@ -248,7 +241,7 @@ def paged_attention_decode(
         "CACHE_BLOCK": cache_block,
         "KIND": cache_kind(cache),
         "HAS_WINDOW": window is not None,
-        "NUM_HIDDEN": num_hidden,
+        "NUM_HIDDEN": how.get("num_hidden", 0),
         "MAX_PARTS": MAX_SPLITS,
     }
     grid = (num_seqs, kv_heads, num_splits)

@@ -19,7 +19,7 @@ reads each key once). Sources: Kwon et al. 2023 (paged KV); Dao et al. 2022, sec
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import NotRequired, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -36,34 +36,39 @@ QUERY_TILE = 64
 MAX_GATHERED_VALUES = 1 << 20
 
 
-def paged_attention_reference(
-    query: Tensor,
-    cache: KVCache,
-    *,
-    block_tables: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int | None,
-    cap: float | None = None,
-    sinks: Tensor | None = None,
-    num_hidden: int = 0,
-    value_dim: int | None = None,
-) -> Tensor:
-    """Attend for every request of a batch.
+class AttentionArguments(TypedDict):
+    """What an attention is given beside queries and cache; see the top of the file.
 
-    `query`: [num_tokens, num_heads, head_dim], one request after another, rows after the last
-    request are padding; `block_tables`: integer [num_seqs, max_blocks], padded with 0 (the null
-    block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start; `seq_lens`:
-    [num_seqs], keys of each request including its new tokens; `max_query_len`: the most new tokens
-    of a request, by which some kernels choose their tiles; `value_dim`: how many of a value's
-    numbers are wanted, the first ones; None: all. Returns [num_tokens, num_heads, value_dim];
-    padding rows are zero.
+    `block_tables`: integer [num_seqs, max_blocks], padded with 0 (the null block); `cu_seqlens_q`:
+    [num_seqs + 1], where each request's queries start; `seq_lens`: [num_seqs], keys of each request
+    including its new tokens; `max_query_len`: the most new tokens of a request, by which some
+    kernels choose their tiles; `sinks`: [num_heads]; `value_dim`: how many of a value's numbers are
+    wanted, the first ones; None: all.
     """
-    value_dim = query.shape[2] if value_dim is None else value_dim
-    out = query.new_zeros(*query.shape[:2], value_dim)
-    starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
+
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    scale: float
+    window: int | None
+    cap: NotRequired[float | None]
+    sinks: NotRequired[Tensor | None]
+    num_hidden: NotRequired[int]
+    value_dim: NotRequired[int | None]
+
+
+def paged_attention_reference(
+    query: Tensor, cache: KVCache, **how: Unpack[AttentionArguments]
+) -> Tensor:
+    """Attend for every request of a batch: [num_tokens, num_heads, value_dim].
+
+    `query`: [num_tokens, num_heads, head_dim], one request after another; rows after the last
+    request are padding, and zero in the result.
+    """
+    block_tables, seq_lens = how["block_tables"], how["seq_lens"]
+    out = query.new_zeros(*query.shape[:2], how.get("value_dim") or query.shape[2])
+    starts, lengths = how["cu_seqlens_q"].tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
     # Requests with one new token go together, as many as the keys, padded to the longest, allow.
     singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
@@ -78,14 +83,9 @@ def paged_attention_reference(
         attended = _attend(
             query[rows].unsqueeze(1),
             cache,
+            how,
             block_tables=block_tables[single],
             positions=positions,
-            scale=scale,
-            window=window,
-            cap=cap,
-            sinks=sinks,
-            num_hidden=num_hidden,
-            value_dim=value_dim,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
         )
@@ -102,14 +102,9 @@ def paged_attention_reference(
             out[tile] = _attend(
                 query[tile].unsqueeze(0),
                 cache,
+                how,
                 block_tables=block_tables[i : i + 1],
                 positions=positions,
-                scale=scale,
-                window=window,
-                cap=cap,
-                sinks=sinks,
-                num_hidden=num_hidden,
-                value_dim=value_dim,
                 max_position=low + count - 1,
                 min_position=low,
             ).squeeze(0)
@@ -119,15 +114,10 @@ def paged_attention_reference(
 def _attend(
     query: Tensor,
     cache: KVCache,
+    how: AttentionArguments,
     *,
     block_tables: Tensor,
     positions: Tensor,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    sinks: Tensor | None,
-    num_hidden: int,
-    value_dim: int,
     max_position: int,
     min_position: int,
 ) -> Tensor:
@@ -135,6 +125,8 @@ def _attend(
     `min_position..max_position`; returns [seqs, queries, heads, value_dim].
     """
     seqs, queries, heads, head_dim = query.shape
+    window, cap, sinks = how["window"], how.get("cap"), how.get("sinks")
+    num_hidden, value_dim = how.get("num_hidden", 0), how.get("value_dim") or head_dim
     kv_heads = cache.key.shape[1]
     groups = heads // kv_heads
     first_key = 0 if window is None else max(0, min_position - window + 1)
@@ -145,7 +137,7 @@ def _attend(
 
     # Rows of one product: the queries of one key/value head, [seqs, kv_heads, 1, rows, head_dim].
     rows = queries * groups
-    packed = (query.float() * scale).view(seqs, queries, kv_heads, groups, head_dim)
+    packed = (query.float() * how["scale"]).view(seqs, queries, kv_heads, groups, head_dim)
     packed = packed.transpose(1, 2).reshape(seqs, kv_heads, 1, rows, head_dim)
     row_positions = positions.repeat_interleave(groups, dim=1)
     padding = -rows % ROW_MULTIPLE
@@ -194,25 +186,19 @@ def in_parts_of_heads(
     most: int,
     query: Tensor,
     cache: KVCache,
-    *,
-    sinks: Tensor | None = None,
-    **arguments: Any,
+    **how: Unpack[AttentionArguments],
 ) -> Tensor:
-    """What `attend` gives, which takes no more than `most` heads that share keys.
-
-    See paged_attention_reference for the arguments and the result.
-    """
-    kv_heads = cache.key.shape[1]
+    """What `attend` gives, which takes no more than `most` heads that share keys."""
+    kv_heads, sinks = cache.key.shape[1], how.get("sinks")
     groups = query.shape[1] // kv_heads
     if groups <= most:
-        return attend(query, cache, sinks=sinks, **arguments)
+        return attend(query, cache, **how)
     by_key, outputs = query.view(len(query), kv_heads, groups, -1), []
     for first in range(0, groups, most):
         part = by_key[:, :, first : first + most]
-        own = None
         if sinks is not None:
-            own = sinks.view(kv_heads, groups)[:, first : first + most].flatten()
-        found = attend(part.flatten(1, 2).contiguous(), cache, sinks=own, **arguments)
+            how["sinks"] = sinks.view(kv_heads, groups)[:, first : first + most].flatten()
+        found = attend(part.flatten(1, 2).contiguous(), cache, **how)
         outputs.append(found.view(*part.shape[:3], -1))
     return torch.cat(outputs, dim=2).flatten(1, 2)
 

@@ -7,6 +7,8 @@ so that none is missing; a tile after the last query has nothing to do. (vLLM's 
 numbers its tiles in this way; pull request 16828.)
 """
 
+from typing import Unpack
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from localllm_kernels.attention.cache_arguments import KINDS, cache_kind, cache_pointers
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.paged_attention import AttentionArguments
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     LOG2_E,
@@ -194,19 +197,10 @@ def paged_attention_prefill(
     cache: KVCache,
     workspace: Workspace,
     *,
-    block_tables: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens: Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int | None,
-    cap: float | None = None,
-    sinks: Tensor | None = None,
-    num_hidden: int = 0,
-    value_dim: int | None = None,
     num_splits: int | None = None,
     least_queries: int = 0,
     out: Tensor | None = None,
+    **how: Unpack[AttentionArguments],
 ) -> Tensor:
     """See paged_attention_reference. Rows after the last request are not written, nor those of
     requests with fewer than `least_queries`; `out`: the tensor that the others are written to.
@@ -216,8 +210,8 @@ def paged_attention_prefill(
     """
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
-    num_seqs, max_blocks = block_tables.shape
-    value_dim = head_dim if value_dim is None else value_dim
+    num_seqs, max_blocks = how["block_tables"].shape
+    window, value_dim = how["window"], how.get("value_dim") or head_dim
     out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
     if num_seqs == 0:
         return out
@@ -239,26 +233,26 @@ def paged_attention_prefill(
     _prefill_kernel[(num_tiles, kv_heads, num_splits)](
         query,
         *pointers,
-        block_tables,
-        cu_seqlens_q,
-        seq_lens,
+        how["block_tables"],
+        how["cu_seqlens_q"],
+        how["seq_lens"],
         out,
         workspace.parts(num_parts * block_m * (widths["BLOCK_D"] + 2)),
         workspace.counters(num_tiles * kv_heads),
-        scale=scale * LOG2_E,
+        scale=how["scale"] * LOG2_E,
         window=window or 0,
         max_blocks=max_blocks,
         num_seqs=num_seqs,
         num_splits=num_splits,
         least_queries=least_queries,
-        **score_arguments(cap, sinks, pointers[0]),
+        **score_arguments(how.get("cap"), how.get("sinks"), pointers[0]),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         CACHE_BLOCK=cache_block,
         KIND=cache_kind(cache),
         HAS_WINDOW=window is not None,
-        NUM_HIDDEN=num_hidden,
+        NUM_HIDDEN=how.get("num_hidden", 0),
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,

@@ -5,12 +5,16 @@ All take and return contiguous float32; only keys and values in the cache may ha
 
 import ctypes
 from ctypes import Structure
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from localllm_kernels.attention.kv_cache import KVCache
-from localllm_kernels.attention.paged_attention import paged_attention_reference
+from localllm_kernels.attention.paged_attention import (
+    AttentionArguments,
+    paged_attention_reference,
+)
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import cache_struct, no_cache, pointer
 from localllm_kernels.cpu.team import Team
@@ -234,51 +238,32 @@ class CpuOps:
         self,
         query: Tensor,
         cache: KVCache,
-        *,
-        block_tables: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens: Tensor,
-        max_query_len: int,
-        scale: float,
-        window: int | None,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-        num_hidden: int = 0,
-        value_dim: int | None = None,
+        **how: Unpack[AttentionArguments],
     ) -> Tensor:
         """See paged_attention_reference, which takes wider heads; at most MAX_GROUP share keys."""
-        _, heads, _ = query.shape
-        num_seqs, max_blocks = block_tables.shape
-        out = torch.zeros_like(query)
+        out, value_dim = torch.zeros_like(query), how.get("value_dim")
+        block_tables = how["block_tables"]
         shape = structs.AttentionShape(
-            cache_struct(cache), heads, window or 0, scale, cap or 0.0, pointer(sinks), num_hidden
+            cache_struct(cache),
+            query.shape[1],
+            how["window"] or 0,
+            how["scale"],
+            how.get("cap") or 0.0,
+            pointer(how.get("sinks")),
+            how.get("num_hidden", 0),
         )
         failed = self._library.paged_attention(
             ctypes.addressof(shape),
             query.data_ptr(),
             block_tables.data_ptr(),
-            cu_seqlens_q.data_ptr(),
-            seq_lens.data_ptr(),
+            how["cu_seqlens_q"].data_ptr(),
+            how["seq_lens"].data_ptr(),
             out.data_ptr(),
-            num_seqs,
-            max_blocks,
+            *block_tables.shape,
             self._team.size,
         )
         if failed:
-            return paged_attention_reference(
-                query,
-                cache,
-                block_tables=block_tables,
-                cu_seqlens_q=cu_seqlens_q,
-                seq_lens=seq_lens,
-                max_query_len=max_query_len,
-                scale=scale,
-                window=window,
-                cap=cap,
-                sinks=sinks,
-                num_hidden=num_hidden,
-                value_dim=value_dim,
-            )
+            return paged_attention_reference(query, cache, **how)
         return out if value_dim is None else out[..., :value_dim].contiguous()
 
 
