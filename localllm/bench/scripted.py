@@ -15,7 +15,7 @@ from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch
 
 
-class ScriptedRunner:
+class ScriptedRunner(Runner):
     """A runner that returns the tokens of `scripts`, by request id, where there is one."""
 
     def __init__(self, runner: Runner, scripts: dict[int, Sequence[int]]) -> None:
@@ -23,44 +23,36 @@ class ScriptedRunner:
 
     @property
     def overlaps(self) -> bool:
-        """See Runner."""
         return self._runner.overlaps
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """See Runner."""
         return self._runner.needs_ids(params)
 
     def launch(self, batch: ScheduledBatch) -> Launched:
-        """See Runner."""
         return _Scripted(self._runner.launch(batch), batch, self._scripts)
 
     @property
     def is_warm(self) -> bool:
-        """See Runner."""
         return self._runner.is_warm
 
     def work_ahead(self) -> bool:
-        """See Runner."""
         return self._runner.work_ahead()
 
     def release_memory(self) -> None:
-        """See Runner."""
         self._runner.release_memory()
 
 
 @dataclass(frozen=True, slots=True)
-class _Scripted:
+class _Scripted(Launched):
     launched: Launched
     batch: ScheduledBatch
     scripts: dict[int, Sequence[int]]
 
     @property
     def hidden(self) -> tuple[Tensor, ...]:
-        """See Launched."""
         return self.launched.hidden
 
     def wait(self) -> list[list[SampledToken]]:
-        """See Launched."""
         tokens = []
         caught_up = [entry for entry in self.batch.requests if entry.catches_up]
         for entry, own in zip(caught_up, self.launched.wait(), strict=True):

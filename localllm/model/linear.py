@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.linears import Linears
+from localllm_kernels.linears import ExpertsProduct, Linears
 
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
@@ -26,7 +26,6 @@ class Linear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -40,7 +39,6 @@ class FixedRows:
     product: Projection
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         num_rows = x.shape[0]
         padded = F.pad(x, (0, 0, 0, -num_rows % FIXED_ROWS))
         parts = torch.split(padded, FIXED_ROWS)
@@ -54,7 +52,6 @@ class SplitLinear:
     parts: tuple[Projection, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
@@ -66,7 +63,6 @@ class OrderedOutputs:
     order: Tensor  # int64 [out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         return self.product(x)[:, self.order]
 
 
@@ -77,7 +73,6 @@ class HeadByHead:
     products: tuple[Projection, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         parts = x.view(len(x), len(self.products), -1).unbind(1)
         pairs = zip(self.products, parts, strict=True)
         return torch.cat([product(part.contiguous()) for product, part in pairs], dim=-1)
@@ -90,13 +85,12 @@ class HeadsTogether:
     weights: Tensor  # [num_heads, in, out]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         parts = x.view(len(x), len(self.weights), -1).transpose(0, 1)
         return torch.bmm(parts, self.weights).transpose(0, 1).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertByExpert:
+class ExpertByExpert(ExpertsProduct):
     """A mixture of experts, one expert after another.
 
     A row's outputs are added up in the order in which its experts were chosen, so that its sum does
@@ -109,13 +103,11 @@ class ExpertByExpert:
 
     @property
     def each(self) -> tuple[Projection, ...]:
-        """See ExpertsProduct."""
         return *self.gate_up, *self.down
 
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See ExpertsProduct."""
         top_k, flat = chosen.shape[1], chosen.flatten()
         outputs = x.new_empty(len(flat), x.shape[1])
         for number in sorted(set(flat.tolist())):
@@ -142,7 +134,6 @@ class DequantizedLinear:
     plain: Callable[[Tensor, Tensor | None], Projection]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         return self.plain(self.weight.dequantize(self.dtype), self.bias)(x)
 
 

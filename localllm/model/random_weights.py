@@ -134,9 +134,8 @@ class RandomWeights:
         return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def _moved(weight: Any, device: torch.device) -> PackedWeight:
+def _moved(weight: PackedWeight, device: torch.device) -> PackedWeight:
     """The same weight with its tensors on `device`."""
-    tensors = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    tensors: dict[str, Any] = {each.name: getattr(weight, each.name) for each in fields(weight)}
     moved = {name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)}
-    found: PackedWeight = replace(weight, **moved)
-    return found
+    return replace(weight, **moved)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, layer_name
+from localllm.model.blocks.block import Parts
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.choose import fuse_head, fuse_layers
@@ -90,37 +91,31 @@ def dense_weight(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWeights:
+class CheckpointWeights(WeightSource):
     """The weights in a checkpoint's files, which are open."""
 
     weights: WeightMap
     handles: Mapping[Path, Any]
 
     def has_plain(self, name: str) -> bool:
-        """See WeightSource."""
         return name in self.weights.plain
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See WeightSource."""
         return self.weights.plain[name].shape
 
     def plain(self, name: str) -> Tensor:
-        """See WeightSource."""
         info = self.weights.plain[name]
         tensor: Tensor = info.read(self.handles[info.file])
         return tensor
 
     def place(self, name: str) -> tuple[str, str]:
-        """See WeightSource."""
         info = self.weights.plain[name]
         return info.name, str(info.file)
 
     def has_quantized(self, linear: str) -> bool:
-        """See WeightSource."""
         return linear in self.weights.quantized
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
-        """See WeightSource."""
         stored = self.weights.quantized[linear]
         parts = {
             suffix: info.read(self.handles[info.file]).contiguous().to(device)
@@ -548,8 +543,8 @@ class WeightReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerParts:
-    """The weights of one layer; see Parts."""
+class _LayerParts(Parts):
+    """The weights of one layer."""
 
     reader: WeightReader
     layer: str

@@ -69,11 +69,10 @@ class Place(Protocol):
         """A timer that returns the seconds of a call."""
 
 
-class _Gpu:
+class _Gpu(Place):
     device = torch.device("cuda")
 
     def tables(self, request: CheckRequest) -> Callable[[Choice], Ops]:
-        """See Place."""
 
         def table(choice: Choice) -> Ops:
             return triton_ops(
@@ -86,7 +85,6 @@ class _Gpu:
         return table
 
     def timer(self) -> Timer:
-        """See Place."""
         return GraphTimer(self.device)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup
+from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup, Parts
 from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import ExpertByExpert, HeadsTogether, Linear
 from localllm.model.norm import NormSpec
@@ -33,22 +33,19 @@ LEAST_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParts:
-    """The parts of a layer from `tensors`, named as in the checkpoint; see Parts."""
+class TensorParts(Parts):
+    """The parts of a layer from `tensors`, named as in the checkpoint."""
 
     tensors: Mapping[str, Tensor]
     ropes: RopeTables
 
     def vector(self, name: str) -> Tensor:
-        """See Parts."""
         return self.tensors[name]
 
     def exact_vector(self, name: str) -> Tensor:
-        """See Parts."""
         return self.tensors[name].float()
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Linear:
-        """See Parts."""
         rows = slice(None) if order is None else torch.tensor(order)
         weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
         if f"{names[0]}.bias" not in self.tensors:
@@ -59,7 +56,6 @@ class TensorParts:
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
     ) -> HeadsTogether:
-        """See Parts."""
         weight = self.tensors[f"{name}.weight"]
         parts = weight.view(num_heads, -1, weight.shape[1])[:, rows]
         return HeadsTogether(parts if is_transposed else parts.transpose(1, 2))
@@ -67,12 +63,10 @@ class TensorParts:
     def experts(
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertByExpert:
-        """See Parts."""
         first, last = (tuple(self.linear(*names) for names in each) for each in (gate_up, down))
         return ExpertByExpert(first, last)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
-        """See Parts."""
         return self.ropes.table(config, width)
 
 

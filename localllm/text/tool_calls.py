@@ -76,13 +76,11 @@ class EndOfCall(Protocol):
 
 
 class ArgumentStyle(Protocol):
-    """How a family writes the arguments of a call, where that is not JSON.
-
-    `marks`: texts in it that may be special tokens.
-    """
+    """How a family writes the arguments of a call, where that is not JSON."""
 
     @property
-    def marks(self) -> tuple[str, ...]: ...  # noqa: D102
+    def marks(self) -> tuple[str, ...]:
+        """Texts in it that may be special tokens."""
 
     def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "ArgumentStyle":
         """The style with the schemas of each tool's arguments, by the names of both."""

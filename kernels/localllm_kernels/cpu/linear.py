@@ -17,7 +17,7 @@ from localllm_kernels.cpu.product import CProduct, CpuProduct, PermutedProduct
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, pointer, value
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import c_multiplies
-from localllm_kernels.linears import CodedWeight, ExpertsProduct, Product
+from localllm_kernels.linears import CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 _INT8_GROUPS = (128, 64, 32, 16)
@@ -28,7 +28,7 @@ def num_lanes(library: ctypes.CDLL) -> int:
     return ctypes.c_int64.in_dll(library, "lanes").value
 
 
-class CpuLinears:
+class CpuLinears(Linears):
     """Makes products from weights; each packs its weight once."""
 
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
@@ -38,7 +38,6 @@ class CpuLinears:
 
     @property
     def of_experts(self) -> "CpuLinears":
-        """See Linears."""
         return self
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
@@ -60,7 +59,6 @@ class CpuLinears:
     def packed(
         self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> CpuProduct | None:
-        """See Linears."""
         layout, zeros = weight.layout, weight.zeros
         if not c_multiplies(layout, dtype, "cpu"):
             return None
@@ -84,7 +82,6 @@ class CpuLinears:
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
     ) -> ExpertsProduct | None:
-        """See Linears."""
         first = [each for each in gate_up if isinstance(each, CProduct)]
         last = [each for each in down if isinstance(each, CProduct)]
         if len(first) + len(last) < 2 * len(gate_up):

@@ -17,7 +17,7 @@ from localllm_kernels.experts.stacked_weight import (
 )
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
-from localllm_kernels.linears import CodedWeight, Product
+from localllm_kernels.linears import CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
@@ -39,8 +39,8 @@ class StackedProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuExperts:
-    """Both products of all experts; see ExpertsProduct."""
+class GpuExperts(ExpertsProduct):
+    """Both products of all experts, in stacked weights."""
 
     gate_up: StackedWeight
     down: StackedWeight
@@ -48,7 +48,6 @@ class GpuExperts:
 
     @property
     def each(self) -> tuple[Product, ...]:
-        """See ExpertsProduct."""
         return ()
 
     def __call__(
@@ -67,16 +66,14 @@ def tasks_of(chosen: Tensor, num_experts: int) -> Tasks | None:
     return expert_tasks(chosen, num_experts, MANY if len(chosen) >= MIN_ROWS_OF_MANY else FEW)
 
 
-class ExpertLinears:
-    """Makes products whose weights can be stacked; see Linears."""
+class ExpertLinears(Linears):
+    """Makes products whose weights can be stacked."""
 
     @property
     def of_experts(self) -> "ExpertLinears":
-        """See Linears."""
         return self
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See Linears."""
         width_in = weight.shape[1]
         return StackedProduct(
             StackedWeight("plain", weight[None], None, None, _one(bias), width_in)
@@ -85,7 +82,6 @@ class ExpertLinears:
     def packed(
         self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
-        """See Linears."""
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None
@@ -104,7 +100,6 @@ class ExpertLinears:
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
     ) -> GpuExperts | None:
-        """See Linears."""
         first, last = _stack(gate_up), _stack(down)
         return None if first is None or last is None else GpuExperts(first, last, kind)
 

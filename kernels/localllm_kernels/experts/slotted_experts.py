@@ -19,7 +19,7 @@ from localllm_kernels.experts.gpu_experts import GpuExperts, tasks_of
 from localllm_kernels.experts.product import Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum
-from localllm_kernels.linears import Product
+from localllm_kernels.linears import ExpertsProduct, Product
 
 
 class SlotTable:
@@ -63,8 +63,8 @@ class SlotTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SlottedExperts:
-    """Both products of all experts; see ExpertsProduct. `host`: all of them, in pinned memory if
+class SlottedExperts(ExpertsProduct):
+    """Both products of all experts. `host`: all of them, in pinned memory if
     the device is a GPU; `held`: the slots.
     """
 
@@ -85,7 +85,6 @@ class SlottedExperts:
 
     @property
     def each(self) -> tuple[Product, ...]:
-        """See ExpertsProduct."""
         return ()
 
     def __call__(

@@ -31,7 +31,7 @@ class Int4Product:
         return int4_matmul(x, self.weight, self.workspace, around)
 
 
-class GpuLinears:
+class GpuLinears(Linears):
     """Makes products, all in one workspace; none of the kinds that `choice` leaves to torch."""
 
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
@@ -39,20 +39,17 @@ class GpuLinears:
 
     @property
     def of_experts(self) -> Linears:
-        """See Linears."""
         return self if Piece.EXPERTS in self._to_torch else ExpertLinears()
 
     def experts(self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind) -> None:
         """See Linears: only the products of `of_experts` can be one."""
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See Linears."""
         return lambda x: F.linear(x, weight, bias)
 
     def packed(
         self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
-        """See Linears."""
         kind, workspace = weight.kind, self.workspace
         is_torchs = Piece[kind.upper()] in self._to_torch
         if is_torchs or not triton_multiplies(weight.layout, dtype, "cuda"):

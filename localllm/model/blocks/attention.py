@@ -170,7 +170,6 @@ class AttentionSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         linears = self.linears
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv: tuple[tuple[str, int], ...] = (
@@ -199,7 +198,6 @@ class AttentionSpec(BlockSpec):
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         shapes = {name: (width,) for name, width in self._norm_widths().items()}
         return {**shapes, _SINKS: (self.num_heads,)} if self.scores.has_sinks else shapes
 
@@ -219,7 +217,6 @@ class AttentionSpec(BlockSpec):
 
     @property
     def state(self) -> KVState | None:
-        """See BlockSpec."""
         return self._seen if self.reads is None else None
 
     @property
@@ -236,27 +233,23 @@ class AttentionSpec(BlockSpec):
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 3 * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
         values = max(_MAX_GATHERED_VALUES, context * self.num_kv_heads * self.head_dim)
         return 3 * 4 * _QUERY_TILE * self.num_heads * context + 2 * 4 * values
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
         seen = context if self.window is None else min(self.window, context)
         return Work(
             seen * self._seen.token_bytes(row_bytes), 4 * self.num_heads * self.head_dim * seen
         )
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the rotation, and the attention itself."""
+        """The rotation, and the attention itself."""
         return 2
 
     def describe(self) -> str:
-        """See BlockSpec."""
         parts = {
             "norms of heads": self.norms is not None,
             f"window of {self.window}": self.window is not None,
@@ -272,7 +265,6 @@ class AttentionSpec(BlockSpec):
         return f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys{words}"
 
     def build(self, parts: Parts) -> Attention:
-        """See BlockSpec."""
         *_, qkv, output = self.products
         norms = None
         if self.norms is not None:
@@ -339,12 +331,11 @@ class Attention(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         first = () if self.head_gate is None else (self.head_gate,)
         return *first, self.qkv_proj, self.o_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: the heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
+        """The heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
         spec, batch, tables, cache = self.spec, inputs.batch, inputs.tables, inputs.cache
         assert cache is not None
         assert tables is not None

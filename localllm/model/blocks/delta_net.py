@@ -112,7 +112,6 @@ class DeltaNetSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         keys, values = self._keys, self._values
         widths = {1: (2 * keys + 2 * values,), 2: (2 * keys + values, values)}
         inputs = self._linears(
@@ -129,7 +128,6 @@ class DeltaNetSpec(BlockSpec):
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         keys, values = self._keys, self._values
         widths = (self._conv_width,) if len(self._convs) == 1 else (keys, keys, values)
         shapes: dict[str, tuple[int, ...]] = {
@@ -140,35 +138,30 @@ class DeltaNetSpec(BlockSpec):
 
     @property
     def recurrence(self) -> RecurrentState:
-        """See BlockSpec."""
         matrix = (self.num_values, self.key_width, self.value_width)
         width = self._conv_width + 2 * self.num_values
         return RecurrentState(self.taps - 1, width, matrix, self.state_dtype)
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 3 * self._conv_width + 4 * self._values
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
         values = self.num_values * self.key_width * self.value_width
         # The state is read and written.
         return Work(2 * self.recurrence.num_bytes(), 8 * values + 2 * self.taps * self._conv_width)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the matrices, what rings keep, and the norm with its gate."""
+        """The matrices, what rings keep, and the norm with its gate."""
         return 3
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return (
             f"a delta rule of {self.num_values} heads of {self.key_width} by {self.value_width} "
             f"with {self.num_keys} of keys"
         )
 
     def build(self, parts: Parts) -> Recurrence:
-        """See BlockSpec."""
         import torch
 
         from localllm_kernels.recurrence.recurrence import RecurrenceWeights

@@ -66,32 +66,29 @@ class ExpertsSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec: the router's, then both of each expert."""
+        """The router's, then both of each expert."""
         return _products(self)
 
     @property
     def ends_in_product(self) -> bool:
-        """See BlockSpec."""
         return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         names = (self.router.correction, self.router.scales)
         return {name: (self.router.num_experts,) for name in names if name is not None}
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec: the values of each of a row's experts, with their inputs and outputs."""
+        """The values of each of a row's experts, with their inputs and outputs."""
         each = self.expert.workspace + 2 * self.expert.hidden_size
         return self.router.top_k * each + 3 * self.router.num_experts
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the choice, the tasks, and the sum."""
+        """The choice, the tasks, and the sum."""
         return 3
 
     def describe(self) -> str:
-        """See BlockSpec."""
         scores = "sigmoids" if self.router.is_sigmoid else "a softmax"
         return (
             f"{self.router.top_k} of {self.router.num_experts} experts by {scores}, "
@@ -99,7 +96,6 @@ class ExpertsSpec(BlockSpec):
         )
 
     def build(self, parts: Parts) -> MixtureOfExperts:
-        """See BlockSpec."""
         groups = [self.expert_at(i).products for i in range(self.router.num_experts)]
         gate_up = [first.names for first, _ in groups]
         down = [last.names for _, last in groups]
@@ -127,11 +123,10 @@ class MixtureOfExperts(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block; those of the experts only where each has its own."""
+        """Those of the experts only where each has its own."""
         return self.router, *self.experts.each
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
         return self.routed(x, x, inputs)
 
     def choose(self, seen: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:

@@ -37,36 +37,30 @@ class ExpertsBesideSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         return *self.mlp.products, *self.experts.products
 
     @property
     def ends_in_product(self) -> bool:
-        """See BlockSpec."""
         return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         width = self.mlp.hidden_size
         norms = {f"{norm.name}.weight": (width,) for norm in self.norms}
         return {**norms, self.router_scale: (width,), **self.experts.vectors}
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return self.mlp.workspace + self.experts.workspace + 3 * self.mlp.hidden_size
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: five norms, the sum, and both branches."""
+        """Five norms, the sum, and both branches."""
         return 6 + self.mlp.launches(is_fused=False) + self.experts.launches(is_fused=False)
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return f"{self.mlp.describe()} beside {self.experts.describe()}"
 
     def build(self, parts: Parts) -> ExpertsBeside:
-        """See BlockSpec."""
         width = self.mlp.hidden_size
         before, after, before_experts, after_experts = (
             norm.with_weight(parts.vector(f"{norm.name}.weight")) for norm in self.norms
@@ -93,11 +87,10 @@ class ExpertsBeside(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         return *self.mlp.products, *self.experts.products
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block; `x` is the residual stream itself."""
+        """`x` is the residual stream itself."""
         ops = inputs.ops
         before, after = self.mlp_norms
         dense = after(self.mlp(before(x, ops), inputs), ops)

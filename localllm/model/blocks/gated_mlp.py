@@ -48,7 +48,6 @@ class GatedMLPSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         *before, last = self.names
         is_gated = self.gate != "relu2"
         width = (2 if is_gated else 1) * self.inner_size // len(before)
@@ -74,19 +73,16 @@ class GatedMLPSpec(BlockSpec):
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 3 * self.inner_size
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the gate, unless it is fused into the product."""
+        """The gate, unless it is fused into the product."""
         return 0 if is_fused else 1
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return f"{self.inner_size} inside{'' if self.gate == 'silu' else f' with {self.gate}'}"
 
     def build(self, parts: Parts) -> GatedMLP:
-        """See BlockSpec."""
         *_, gate_up, down = self.products
         row_gate = None if self.row_gate is None else parts.linear(self.row_gate)
         return GatedMLP(self, parts.linear(*gate_up.names), parts.linear(*down.names), row_gate)
@@ -103,12 +99,11 @@ class GatedMLP(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         first = () if self.row_gate is None else (self.row_gate,)
         return *first, self.gate_up_proj, self.down_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: the gated values, [num_tokens, inner_size]."""
+        """The gated values, [num_tokens, inner_size]."""
         inner = inputs.ops.gate(self.gate_up_proj(x), self.spec.gate)
         # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
         return inner if self.row_gate is None else inner / (1 + (-self.row_gate(x)).exp())

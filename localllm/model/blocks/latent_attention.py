@@ -109,7 +109,6 @@ class LatentAttentionSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         first: tuple[tuple[str, int], ...] = ((f"{_NAME}.q_proj", self.query_width),)
         queries: tuple[LinearGroup, ...] = ()
         if self.query_rank is not None:
@@ -131,7 +130,6 @@ class LatentAttentionSpec(BlockSpec):
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         shapes = {f"{_LATENT_NORM.name}.weight": (self.latent_rank,)}
         if self.query_rank is not None:
             shapes[f"{_QUERY_NORM.name}.weight"] = (self.query_rank,)
@@ -139,32 +137,28 @@ class LatentAttentionSpec(BlockSpec):
 
     @property
     def state(self) -> KVState:
-        """See BlockSpec."""
         return KVState(1, self.row_width, None, values_are_keys=True)
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec: queries for the rows, what they find, and what is before and after."""
+        """Queries for the rows, what they find, and what is before and after."""
         of_head = 3 * self.row_width + 2 * (self.key_dim + self.rope_dim) + self.value_dim
         return self.num_heads * of_head + 3 * self.row_width + 2 * (self.query_rank or 0)
 
     def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
         return self.over_rows.gathered_bytes(context)
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
         of_key = 2 * self.num_heads * (self.row_width + self.latent_rank)
         return Work(context * self.state.token_bytes(row_bytes), context * of_key)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the norms, what is put side by side, the rotation, the write to the cache,
+        """The norms, what is put side by side, the rotation, the write to the cache,
         the attention, and the second product by head.
         """
         return 8 if self.query_rank is not None else 7
 
     def describe(self) -> str:
-        """See BlockSpec."""
         queries = "" if self.query_rank is None else f", queries of {self.query_rank}"
         return (
             f"{self.num_heads} heads of {self.key_dim} and {self.rope_dim} with values of "
@@ -172,7 +166,6 @@ class LatentAttentionSpec(BlockSpec):
         )
 
     def build(self, parts: Parts) -> LatentAttention:
-        """See BlockSpec."""
         first, *middle, _, output = self.products
         query_norm = None
         if middle:
@@ -229,12 +222,12 @@ class LatentAttention(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block; of the product by head, that of queries."""
+        """Of the product by head, that of queries."""
         middle = () if self.queries is None else (self.queries,)
         return self.first, *middle, self.keys, self.o_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: the heads' outputs side by side, [num_tokens, num_heads · value_dim]."""
+        """The heads' outputs side by side, [num_tokens, num_heads · value_dim]."""
         spec, batch, tables, cache = self.spec, inputs.batch, inputs.tables, inputs.cache
         assert cache is not None
         assert tables is not None

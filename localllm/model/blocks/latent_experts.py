@@ -39,7 +39,7 @@ class LatentExpertsSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec: the router's, the way there, both of each expert, and the way back."""
+        """The router's, the way there, both of each expert, and the way back."""
         router, *inner = self.experts.products
         width = self.experts.expert.hidden_size
         first, last = ((self.first, width),), ((self.last, self.hidden_size),)
@@ -57,29 +57,24 @@ class LatentExpertsSpec(BlockSpec):
 
     @property
     def ends_in_product(self) -> bool:
-        """See BlockSpec: its last one stays as it is when others are quantized."""
+        """Its last one stays as it is when others are quantized."""
         return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         return self.experts.vectors
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return self.experts.workspace + 2 * self.experts.expert.hidden_size
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec."""
         return self.experts.launches(is_fused=is_fused)
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return f"{self.experts.describe()}, in {self.experts.expert.hidden_size} dimensions"
 
     def build(self, parts: Parts) -> LatentExperts:
-        """See BlockSpec."""
         return LatentExperts(
             parts.linear(self.first), self.experts.build(parts), parts.linear(self.last)
         )
@@ -95,10 +90,8 @@ class LatentExperts(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         router, *inner = self.experts.products
         return router, self.first, *inner, self.last
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
         return self.last(self.experts.routed(self.first(x), x, inputs))

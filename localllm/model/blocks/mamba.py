@@ -63,7 +63,6 @@ class MambaSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         # The gate, the convolution's inputs, and the factors.
         before = (self._named("in_proj"), self._values + self._conv_width + self.num_heads)
         after = (self._named("out_proj"), self.hidden_size)
@@ -74,7 +73,6 @@ class MambaSpec(BlockSpec):
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         shapes: dict[str, tuple[int, ...]] = {
             "conv1d.weight": (self._conv_width, 1, self.taps),
             "A_log": (self.num_heads,),
@@ -88,35 +86,30 @@ class MambaSpec(BlockSpec):
 
     @property
     def recurrence(self) -> RecurrentState:
-        """See BlockSpec."""
         matrix = (self.num_heads, self.state_width, self.head_width)
         width = self._conv_width + self.num_heads
         return RecurrentState(self.taps - 1, width, matrix, self.state_dtype)
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 3 * self._conv_width + 4 * self._values
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
         values = self._values * self.state_width
         # The state is read and written.
         return Work(2 * self.recurrence.num_bytes(), 6 * values + 2 * self.taps * self._conv_width)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the matrices, what rings keep, and the norm with its gate."""
+        """The matrices, what rings keep, and the norm with its gate."""
         return 3
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return (
             f"Mamba-2 of {self.num_heads} heads of {self.state_width} by {self.head_width} "
             f"in {self.num_groups} groups"
         )
 
     def build(self, parts: Parts) -> Recurrence:
-        """See BlockSpec."""
         from localllm_kernels.recurrence.recurrence import RecurrenceWeights
 
         def vector(name: str) -> Tensor:

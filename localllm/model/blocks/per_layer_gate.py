@@ -32,7 +32,6 @@ class PerLayerGateSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         gate = (("per_layer_input_gate", self.width),)
         projection = (("per_layer_projection", self.hidden_size),)
         return (
@@ -42,19 +41,16 @@ class PerLayerGateSpec(BlockSpec):
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 4 * self.width
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: gate and input side by side, and the gating."""
+        """Gate and input side by side, and the gating."""
         return 2
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return f"per-layer inputs of {self.width}"
 
     def build(self, parts: Parts) -> PerLayerGate:
-        """See BlockSpec."""
         gate, projection = self.products
         return PerLayerGate(self, parts.linear(*gate.names), parts.linear(*projection.names))
 
@@ -69,11 +65,10 @@ class PerLayerGate(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         return self.gate, self.projection
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: the gated inputs, [num_tokens, width]."""
+        """The gated inputs, [num_tokens, width]."""
         import torch
 
         assert inputs.per_layer is not None

@@ -32,12 +32,11 @@ class Recurrence(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         first = () if self.factors is None else (self.factors,)
         return *first, self.in_proj, self.out_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: the values of all heads side by side."""
+        """The values of all heads side by side."""
         from localllm_kernels.recurrence.recurrence import RecurrenceRows
 
         states, cache, heads = inputs.batch.states, inputs.recurrent, self.heads

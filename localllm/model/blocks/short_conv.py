@@ -40,7 +40,6 @@ class ShortConvSpec(BlockSpec):
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """See BlockSpec."""
         width = self.hidden_size
         before, after = ((_BEFORE, 3 * width),), ((_AFTER, width),)
         # c, the second third, is a factor of the last product's inputs.
@@ -52,35 +51,29 @@ class ShortConvSpec(BlockSpec):
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
-        """See BlockSpec."""
         shapes: dict[str, tuple[int, ...]] = {f"{_CONV}.weight": (self.hidden_size, 1, self.taps)}
         return {**shapes, f"{_CONV}.bias": (self.hidden_size,)} if self.has_bias else shapes
 
     @property
     def recurrence(self) -> RecurrentState:
-        """See BlockSpec."""
         return RecurrentState(self.taps - 1, self.hidden_size)
 
     @property
     def workspace(self) -> int:
-        """See BlockSpec."""
         return 5 * self.hidden_size
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
         # It reads the inputs of earlier tokens, and writes its own.
         return Work(self.recurrence.num_bytes(more_rows=1), 2 * self.taps * self.hidden_size)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the convolution with its gates, and what rings keep."""
+        """The convolution with its gates, and what rings keep."""
         return 2
 
     def describe(self) -> str:
-        """See BlockSpec."""
         return f"a convolution of {self.taps} taps over {self.hidden_size} channels"
 
     def build(self, parts: Parts) -> ShortConv:
-        """See BlockSpec."""
         before, after = self.products
         bias = parts.vector(f"{_CONV}.bias").float() if self.has_bias else None
         return ShortConv(
@@ -102,11 +95,10 @@ class ShortConv(Block):
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
         return self.in_proj, self.out_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: [num_tokens, hidden_size]."""
+        """[num_tokens, hidden_size]."""
         states, cache = inputs.batch.states, inputs.recurrent
         assert states is not None
         assert cache is not None

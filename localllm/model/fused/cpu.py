@@ -10,7 +10,7 @@ from torch import Tensor
 from localllm.model.blocks.attention import Attention, AttentionSpec
 from localllm.model.blocks.experts import MixtureOfExperts
 from localllm.model.blocks.recurrence import Recurrence
-from localllm.model.fused.decoder import UniformLayer
+from localllm.model.fused.decoder import FusedDecoder, UniformLayer
 from localllm.model.inputs import ForwardBatch
 from localllm.model.norm import Norm
 from localllm.model.paged_kv_cache import PagedKVCache
@@ -26,7 +26,7 @@ from localllm_kernels.pointwise.gate import GATE_KINDS
 from localllm_kernels.recurrence.state_cache import StateCache
 
 
-class CpuDecoder:
+class CpuDecoder(FusedDecoder):
     """The layers and the final norm, built once; all products must be the library's own.
 
     Scratch memory is kept from call to call.
@@ -78,7 +78,6 @@ class CpuDecoder:
         self._groups: tuple[PagedKVCache, ctypes.Array[Structure]] | None = None
 
     def takes(self, batch: ForwardBatch) -> bool:
-        """See FusedDecoder."""
         return True
 
     def __call__(
@@ -89,7 +88,7 @@ class CpuDecoder:
         kv_cache: PagedKVCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """See FusedDecoder. Raises: MemoryError."""
+        """Raises: MemoryError."""
         rows = hidden.shape[0]
         decoder = ctypes.addressof(self.struct)
         needed = self.library.decoder_scratch_bytes(decoder, rows)

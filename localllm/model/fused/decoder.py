@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class FusedDecoder(Protocol):
-    """The layers and the final norm in one call."""
+    """The layers and the final norm in one call. `team`: the threads of the C library, if that
+    computes them; torch then multiplies nothing.
+    """
 
-    @property
-    def team(self) -> Team | None:
-        """The threads of the C library, if that computes them; torch then multiplies nothing."""
+    team: Team | None
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether to use it for this batch."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from localllm.model.fused.decoder import UniformLayer
+from localllm.model.fused.decoder import FusedDecoder, UniformLayer
 from localllm.model.inputs import ForwardBatch
 from localllm.model.norm import Norm
 from localllm.model.paged_kv_cache import PagedKVCache
@@ -28,7 +28,7 @@ from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.products.int4_weight import Around
 
 
-class GpuDecoder:
+class GpuDecoder(FusedDecoder):
     """The layers and the final norm; all products must have 4-bit weights."""
 
     team = None
@@ -41,7 +41,6 @@ class GpuDecoder:
         self._group = sizes.num_heads // sizes.num_kv_heads
 
     def takes(self, batch: ForwardBatch) -> bool:
-        """See FusedDecoder."""
         num_rows = batch.input_ids.shape[0]
         attended = batch.max_query_len * self._group
         return 0 < num_rows <= MAX_TILE_ROWS and attended <= MAX_TILE_ROWS
@@ -54,7 +53,6 @@ class GpuDecoder:
         kv_cache: PagedKVCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """See FusedDecoder."""
         streams: dict[int, Tensor] = {}
         [rotation] = rotations.values()
         for i, layer in enumerate(self._layers):

@@ -2,36 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from localllm_kernels.compiling.traits import WeightLayout
+from localllm.model.packed.weight import PackedWeight
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.linears import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Weight:
+class Fp8Weight(PackedWeight):
     """e4m3 codes with one scale per block of (rows, columns): weight = code · scale.
 
     One scale per row is a block of (1, in).
     """
 
-    kind: ClassVar[str] = "fp8"
+    kind: ClassVar[CodeKind] = "fp8"
 
     codes: Tensor  # float8_e4m3fn [out, in]
     scales: Tensor  # float32 or bfloat16 [ceil(out / block[0]), ceil(in / block[1])]
     block: tuple[int, int]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in)."""
-        return self.codes.shape[0], self.codes.shape[1]
-
-    @property
     def layout(self) -> WeightLayout:
-        """See PackedWeight."""
         return WeightLayout(self.kind, self.shape[1], self.block[1])
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -53,8 +48,7 @@ class Fp8Weight:
         )
 
     @classmethod
-    def stack(cls, parts: Sequence["Fp8Weight"]) -> "Fp8Weight":
-        """One weight with the rows of all parts, which must fuse with each other."""
+    def stack(cls, parts: Sequence[Self]) -> Self:
         # Most CPU operators do not support float8, so the bytes are concatenated.
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales for part in parts])
@@ -70,8 +64,4 @@ class Fp8Weight:
         return Fp8Weight(codes, self.scales[order // height], (1, self.block[1]))
 
     def coded(self) -> CodedWeight:
-        """See PackedWeight."""
         return CodedWeight("fp8", self.codes, self.scales, block=self.block)
-
-    def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> None:
-        """See PackedWeight."""

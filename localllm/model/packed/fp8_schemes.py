@@ -6,22 +6,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from localllm.model.packed.fp8 import Fp8Weight
-from localllm.model.packed.scheme import SCALE_DTYPES, Shape, StoredTensor
+from localllm.model.packed.scheme import SCALE_DTYPES, Scheme, Shape, StoredTensor
 from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(Scheme):
     """e4m3 with one scale per row or one for all (`block` None), or with one per block.
 
     `marker` is the scale's suffix: `weight_scale`, or `weight_scale_inv` (which is not an inverse).
     """
 
-    marker: str
     block: tuple[int, int] | None
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         shapes: tuple[Shape, ...] = ((width_out, 1), (1,), ())
         if self.block is not None:
             shapes = ((-(-width_out // self.block[0]), -(-width_in // self.block[1])),)
@@ -34,13 +32,11 @@ class Fp8:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(
             Fp8Weight.kind, width_in, width_in if self.block is None else self.block[1]
         )
 
     def read(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
-        """See Scheme."""
         codes, scales = tensors["weight"], tensors[self.marker]
         if self.block is not None:
             return Fp8Weight(codes, scales, self.block)
@@ -48,5 +44,4 @@ class Fp8:
         return Fp8Weight(codes, rows, (1, codes.shape[1]))
 
     def write(self, weight: Fp8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         return {"weight": weight.codes, self.marker: weight.scales}

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.model.packed.weight import MAX_OPERATOR_ROWS
-from localllm_kernels.compiling.traits import WeightLayout, torch_multiplies
+from localllm.model.packed.weight import MAX_OPERATOR_ROWS, PackedWeight
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout, torch_multiplies
 from localllm_kernels.linears import CodedWeight, Product
 
 SYMMETRIC_ZERO = 8
@@ -26,24 +26,20 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight:
+class Int4Weight(PackedWeight):
     """4-bit codes in groups along the input: weight = (code - zero) · scale.
 
     Column j of the codes belongs to input feature `permutation[j]`, or to j if that is None (only
     act-order checkpoints whose groups follow the permutation have one).
     """
 
-    kind: ClassVar[str] = "int4"
+    kind: ClassVar[CodeKind] = "int4"
+    in_byte: ClassVar[int] = 2
 
     codes: Tensor  # uint8 [out, in / 2], see pack_nibbles
     scales: Tensor  # float16, bfloat16 or float32 [out, num_groups]
     zeros: Tensor | None  # uint8 [out, num_groups]; None: 8 everywhere (symmetric)
     permutation: Tensor | None = None  # int64 [in]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in)."""
-        return self.codes.shape[0], 2 * self.codes.shape[1]
 
     @property
     def group_size(self) -> int:
@@ -52,7 +48,6 @@ class Int4Weight:
 
     @property
     def layout(self) -> WeightLayout:
-        """See PackedWeight."""
         return WeightLayout(self.kind, self.shape[1], self.group_size)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -75,7 +70,6 @@ class Int4Weight:
         return unpack_nibbles(self.codes)
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can share a weight."""
         return (
             isinstance(other, Int4Weight)
             and self.group_size == other.group_size
@@ -84,8 +78,7 @@ class Int4Weight:
         )
 
     @classmethod
-    def stack(cls, parts: Sequence["Int4Weight"]) -> "Int4Weight":
-        """One weight with the rows of all parts, which must fuse with each other."""
+    def stack(cls, parts: Sequence[Self]) -> Self:
         zeros = None
         if any(part.zeros is not None for part in parts):
             zeros = torch.cat([part.explicit_zeros() for part in parts])
@@ -97,7 +90,6 @@ class Int4Weight:
         )
 
     def take_rows(self, order: Tensor) -> "Int4Weight":
-        """See PackedWeight."""
         zeros = None if self.zeros is None else self.zeros[order]
         return Int4Weight(self.codes[order], self.scales[order], zeros, self.permutation)
 
@@ -109,12 +101,10 @@ class Int4Weight:
         return torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
 
     def coded(self) -> CodedWeight:
-        """See PackedWeight."""
         codes = self.unpacked_codes()
         return CodedWeight("int4", codes, self.scales, self.zeros, self.permutation)
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
-        """See PackedWeight."""
         if not torch_multiplies(self.layout, dtype, self.codes.device.type):
             return None
         block_rows = int4_block_rows()
@@ -157,7 +147,6 @@ class CpuInt4Linear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         if self.permutation is not None:
             x = x[:, self.permutation]
         num_groups = self.scales_and_offsets.shape[0]

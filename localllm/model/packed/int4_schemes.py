@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from localllm.model.packed.int4 import Int4Weight, pack_nibbles, unpack_nibbles
-from localllm.model.packed.scheme import SCALE_DTYPES, StoredTensor, check_multiple, count_groups
+from localllm.model.packed.scheme import (
+    SCALE_DTYPES,
+    Scheme,
+    StoredTensor,
+    check_multiple,
+    count_groups,
+)
 from localllm_kernels.compiling.traits import WeightLayout
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -55,7 +61,7 @@ def _group_index_of(permutation: Tensor | None, width_in: int, group_size: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class PackedInt4:
+class PackedInt4(Scheme):
     """compressed-tensors `pack-quantized` with 4 bits."""
 
     group_size: int | None  # None: one group per row
@@ -63,7 +69,6 @@ class PackedInt4:
     marker: str = field(default="weight_packed", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         check_multiple("input", width_in, 8)
         num_groups = count_groups(width_in, self.group_size)
         tensors = {
@@ -78,11 +83,9 @@ class PackedInt4:
         return tensors
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
-        """See Scheme."""
         codes = tensors["weight_packed"].contiguous().view(torch.uint8)
         scales, zeros, permutation = tensors["weight_scale"], None, None
         if tensors["weight_shape"].tolist() != [codes.shape[0], 2 * codes.shape[1]]:
@@ -97,7 +100,6 @@ class PackedInt4:
         return Int4Weight(codes, scales, zeros, permutation)
 
     def write(self, weight: Int4Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         if weight.permutation is not None:
             raise ValueError("a permuted weight cannot be written in this format")
         tensors = {
@@ -113,14 +115,13 @@ class PackedInt4:
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Scheme):
     """AutoAWQ's `gemm` layout."""
 
     group_size: int | None
     marker: str = field(default="qweight", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         check_multiple("output", width_out, 8)
         num_groups = count_groups(width_in, self.group_size)
         return {
@@ -130,11 +131,9 @@ class Awq:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
-        """See Scheme."""
         return Int4Weight(
             pack_nibbles(_from_awq(tensors["qweight"])),
             tensors["scales"].T.contiguous(),
@@ -142,7 +141,6 @@ class Awq:
         )
 
     def write(self, weight: Int4Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         if weight.permutation is not None:
             raise ValueError("a permuted weight cannot be written in this format")
         return {
@@ -167,7 +165,7 @@ def _to_awq(codes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Scheme):
     """The layout of AutoGPTQ and GPTQModel, 4 bits."""
 
     group_size: int | None
@@ -175,7 +173,6 @@ class Gptq:
     marker: str = field(default="qweight", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         check_multiple("output", width_out, 8)
         check_multiple("input", width_in, 8)
         num_groups = count_groups(width_in, self.group_size)
@@ -187,11 +184,9 @@ class Gptq:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
-        """See Scheme."""
         codes = from_words(tensors["qweight"].T)
         zeros = from_words(tensors["qzeros"])
         if not self.is_v2:
@@ -208,7 +203,6 @@ class Gptq:
         return Int4Weight(pack_nibbles(codes), scales, own_zeros, permutation)
 
     def write(self, weight: Int4Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         codes = unpack_nibbles(weight.codes)
         if weight.permutation is not None:
             ordered = torch.empty_like(codes)

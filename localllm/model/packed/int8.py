@@ -2,34 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.model.packed.weight import MAX_OPERATOR_ROWS
-from localllm_kernels.compiling.traits import WeightLayout, torch_multiplies
+from localllm.model.packed.weight import MAX_OPERATOR_ROWS, PackedWeight
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout, torch_multiplies
 from localllm_kernels.linears import CodedWeight, Product
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
+class Int8Weight(PackedWeight):
     """Signed 8-bit codes with one scale per row: weight = code · scale."""
 
-    kind: ClassVar[str] = "int8"
+    kind: ClassVar[CodeKind] = "int8"
 
     codes: Tensor  # int8 [out, in]
     scales: Tensor  # float16, bfloat16 or float32 [out]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in)."""
-        return self.codes.shape[0], self.codes.shape[1]
-
-    @property
     def layout(self) -> WeightLayout:
-        """See PackedWeight."""
         return WeightLayout(self.kind, self.shape[1], self.shape[1])
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -38,7 +32,6 @@ class Int8Weight:
         return self.codes.to(scales.dtype) * scales[:, None]
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can share a weight."""
         return isinstance(other, Int8Weight) and self.scales.dtype == other.scales.dtype
 
     @classmethod
@@ -50,22 +43,18 @@ class Int8Weight:
         return cls(codes.to(torch.int8), scales)
 
     @classmethod
-    def stack(cls, parts: Sequence["Int8Weight"]) -> "Int8Weight":
-        """One weight with the rows of all parts."""
+    def stack(cls, parts: Sequence[Self]) -> Self:
         return cls(
             torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
         )
 
     def take_rows(self, order: Tensor) -> "Int8Weight":
-        """See PackedWeight."""
         return Int8Weight(self.codes[order], self.scales[order])
 
     def coded(self) -> CodedWeight:
-        """See PackedWeight."""
         return CodedWeight("int8", self.codes, self.scales[:, None])
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
-        """See PackedWeight."""
         if not torch_multiplies(self.layout, dtype, self.codes.device.type):
             return None
         return CpuInt8Linear(self.codes, self.scales.bfloat16(), bias)
@@ -80,7 +69,6 @@ class CpuInt8Linear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Projection."""
         if x.shape[0] > MAX_OPERATOR_ROWS:
             return F.linear(x, self.codes.bfloat16() * self.scales[:, None], self.bias)
         out: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self.codes, self.scales)

@@ -8,18 +8,17 @@ from torch import Tensor
 
 from localllm.model.packed.int4_schemes import as_words
 from localllm.model.packed.int8 import Int8Weight
-from localllm.model.packed.scheme import SCALE_DTYPES, StoredTensor, check_multiple
+from localllm.model.packed.scheme import SCALE_DTYPES, Scheme, StoredTensor, check_multiple
 from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
-class PackedInt8:
+class PackedInt8(Scheme):
     """compressed-tensors `pack-quantized` with 8 bits and one scale per row."""
 
     marker: str = field(default="weight_packed", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         check_multiple("input", width_in, 4)
         return {
             "weight_packed": StoredTensor(((width_out, width_in // 4),), ("I32",)),
@@ -28,17 +27,14 @@ class PackedInt8:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Int8Weight.kind, width_in, width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
-        """See Scheme."""
         stored = tensors["weight_packed"].contiguous().view(torch.uint8)
         # value + 128 as an unsigned byte is the signed byte with its highest bit flipped.
         return Int8Weight((stored ^ 128).view(torch.int8), tensors["weight_scale"].flatten())
 
     def write(self, weight: Int8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         return {
             "weight_packed": as_words(weight.codes.view(torch.uint8) ^ 128),
             "weight_scale": weight.scales[:, None].contiguous(),
@@ -47,26 +43,22 @@ class PackedInt8:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainInt8:
+class PlainInt8(Scheme):
     """compressed-tensors `int-quantized`: plain signed bytes with one scale per row."""
 
     marker: str = field(default="weight_scale", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         return {
             "weight": StoredTensor(((width_out, width_in),), ("I8",)),
             "weight_scale": StoredTensor(((width_out, 1),), SCALE_DTYPES),
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Int8Weight.kind, width_in, width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
-        """See Scheme."""
         return Int8Weight(tensors["weight"], tensors["weight_scale"].flatten())
 
     def write(self, weight: Int8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         return {"weight": weight.codes, "weight_scale": weight.scales[:, None].contiguous()}

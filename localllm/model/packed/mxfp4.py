@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from localllm.model.packed.int4 import unpack_nibbles
-from localllm_kernels.compiling.traits import WeightLayout
+from localllm.model.packed.weight import PackedWeight
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.linears import CodedWeight
 
 GROUP_SIZE = 32
@@ -19,25 +20,20 @@ BIAS, NAN = 127, 255
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Weight:
+class Mxfp4Weight(PackedWeight):
     """4-bit codes in groups of 32 along the input: weight = value(code) · 2^(exponent - 127).
 
     Columns are packed as by `pack_nibbles`.
     """
 
-    kind: ClassVar[str] = "mxfp4"
+    kind: ClassVar[CodeKind] = "mxfp4"
+    in_byte: ClassVar[int] = 2
 
     codes: Tensor  # uint8 [out, in / 2]
     exponents: Tensor  # uint8 [out, in / 32]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in)."""
-        return self.codes.shape[0], 2 * self.codes.shape[1]
-
-    @property
     def layout(self) -> WeightLayout:
-        """See PackedWeight."""
         return WeightLayout(self.kind, self.shape[1], GROUP_SIZE)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -49,23 +45,16 @@ class Mxfp4Weight:
         return scaled.flatten(1).to(dtype or torch.bfloat16)
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can share a weight."""
         return isinstance(other, Mxfp4Weight)
 
     @classmethod
-    def stack(cls, parts: Sequence["Mxfp4Weight"]) -> "Mxfp4Weight":
-        """One weight with the rows of all parts."""
+    def stack(cls, parts: Sequence[Self]) -> Self:
         return cls(
             torch.cat([part.codes for part in parts]), torch.cat([part.exponents for part in parts])
         )
 
     def take_rows(self, order: Tensor) -> "Mxfp4Weight":
-        """See PackedWeight."""
         return Mxfp4Weight(self.codes[order], self.exponents[order])
 
     def coded(self) -> CodedWeight:
-        """See PackedWeight."""
         return CodedWeight("mxfp4", unpack_nibbles(self.codes), self.exponents)
-
-    def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> None:
-        """See PackedWeight."""

@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from localllm.model.packed.mxfp4 import GROUP_SIZE, NAN, Mxfp4Weight
-from localllm.model.packed.scheme import StoredTensor, count_groups
+from localllm.model.packed.scheme import Scheme, StoredTensor, count_groups
 from localllm_kernels.compiling.traits import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMxfp4:
+class PackedMxfp4(Scheme):
     """compressed-tensors `mxfp4-pack-quantized`."""
 
     marker: str = field(default="weight_packed", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         num_groups = count_groups(width_in, GROUP_SIZE)
         return {
             "weight_packed": StoredTensor(((width_out, width_in // 2),), ("U8",)),
@@ -25,26 +24,22 @@ class PackedMxfp4:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Mxfp4Weight.kind, width_in, GROUP_SIZE)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
-        """See Scheme."""
         return _checked(Mxfp4Weight(tensors["weight_packed"], tensors["weight_scale"]))
 
     def write(self, weight: Mxfp4Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         return {"weight_packed": weight.codes, "weight_scale": weight.exponents}
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksMxfp4:
+class BlocksMxfp4(Scheme):
     """gpt-oss: `blocks` of 16 bytes for each scale."""
 
     marker: str = field(default="blocks", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
         num_groups = count_groups(width_in, GROUP_SIZE)
         return {
             "blocks": StoredTensor(((width_out, num_groups, GROUP_SIZE // 2),), ("U8",)),
@@ -52,15 +47,12 @@ class BlocksMxfp4:
         }
 
     def layout(self, width_in: int) -> WeightLayout:
-        """See Scheme."""
         return WeightLayout(Mxfp4Weight.kind, width_in, GROUP_SIZE)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Mxfp4Weight:
-        """See Scheme."""
         return _checked(Mxfp4Weight(tensors["blocks"].flatten(1), tensors["scales"]))
 
     def write(self, weight: Mxfp4Weight) -> dict[str, Tensor]:
-        """See Scheme."""
         blocks = weight.codes.view(*weight.exponents.shape, GROUP_SIZE // 2)
         return {"blocks": blocks, "scales": weight.exponents}
 

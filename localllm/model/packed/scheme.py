@@ -20,9 +20,10 @@ package knows which one it was. Layouts, for a linear of `out` × `in` in groups
   or a single `weight_scale`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,22 +44,25 @@ class StoredTensor:
     is_optional: bool = False
 
 
-class Scheme(Protocol):
-    """How one linear is quantized in one format."""
+@dataclass(frozen=True, slots=True)
+class Scheme(ABC):
+    """How one linear is quantized in one format; the suffix `marker` marks it as quantized."""
 
-    @property
-    def marker(self) -> str:
-        """The suffix whose presence marks a linear as quantized."""
+    marker: str
 
+    @abstractmethod
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         """The tensors of a linear of that shape, by suffix. Raises: ValueError if it has none."""
 
+    @abstractmethod
     def layout(self, width_in: int) -> "WeightLayout":
         """The layout of a linear with `width_in` inputs, which decides its kernels."""
 
+    @abstractmethod
     def read(self, tensors: "Mapping[str, Tensor]") -> "PackedWeight":
         """The weight from its tensors, by suffix. Raises: ValueError if they are inconsistent."""
 
+    @abstractmethod
     def write(self, weight: Any) -> "dict[str, Tensor]":
         """The tensors of a weight, by suffix: the inverse of `read`."""
 

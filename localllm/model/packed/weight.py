@@ -4,13 +4,15 @@ Rows of several weights of one type can be stacked, which is how the linears of 
 product.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from localllm_kernels.compiling.traits import WeightLayout
+from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.linears import CodedWeight, Product
 
 # The time of torch's integer operators grows with the rows; for more rows than this it is faster to
@@ -18,38 +20,46 @@ from localllm_kernels.linears import CodedWeight, Product
 MAX_OPERATOR_ROWS = 4
 
 
-class PackedWeight(Protocol):
-    """A quantized weight."""
+@dataclass(frozen=True, slots=True)
+class PackedWeight(ABC):
+    """A quantized weight. `in_byte`: how many of its values are in a byte of `codes`."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[CodeKind]
+    in_byte: ClassVar[int] = 1
 
-    @property
-    def codes(self) -> Tensor:
-        """Its values, packed."""
+    codes: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
+        return self.codes.shape[0], self.in_byte * self.codes.shape[1]
 
     @property
+    @abstractmethod
     def layout(self) -> WeightLayout:
         """The layout, which decides the kernels."""
 
+    @abstractmethod
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """[out, in] in the order of the input features, in `dtype` (the scales' if None)."""
 
+    @abstractmethod
     def fuses_with(self, other: object) -> bool:
         """Whether the rows of both can share a weight."""
 
     @classmethod
+    @abstractmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
         """One weight with the rows of all parts, which must fuse with each other."""
 
+    @abstractmethod
     def take_rows(self, order: Tensor) -> Self:
         """The weight with its rows in another order; `order`: int64 [out]."""
 
+    @abstractmethod
     def coded(self) -> CodedWeight:
         """It as the libraries of kernels take it."""
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """The product by one of torch's operators; None if it has none."""
+        return None
