@@ -33,15 +33,14 @@ class SideBySide(Protocol):
         """Abort what is not answered."""
 
 
-class InOneEngine:
-    """See SideBySide: in the continuous batch of one engine, here or in another process."""
+class InOneEngine(SideBySide):
+    """In the continuous batch of one engine, here or in another process."""
 
     def __init__(self, model: Answerer) -> None:
         self._model = model
         self._open: dict[Answering, EventStream] = {}
 
     def begin(self, asked: Asked, params: SamplingParams) -> Answering:
-        """See SideBySide."""
         answering = Answering()
         try:
             answering.completion, self._open[answering] = self._model.ask(asked, params)
@@ -50,7 +49,6 @@ class InOneEngine:
         return answering
 
     def advance(self) -> None:
-        """See SideBySide."""
         for events in self._open.values():
             events.advance()  # one drives all
             break
@@ -61,7 +59,6 @@ class InOneEngine:
                 answering.error, answering.is_over = answering.completion.error, True
 
     def close(self) -> None:
-        """See SideBySide."""
         for events in self._open.values():
             events.close()
         self._open.clear()

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.answer.event_stream import EventSource
 from localllm.errors import RequestError
 from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.schedule.sampling_params import SamplingParams
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
 
 
-class TextEngine:
+class TextEngine(EventSource):
     """An engine with its tokenizer: requests in, text events out.
 
     Any number of requests can be in flight; reading one drives them all. Not thread-safe.
@@ -111,12 +112,10 @@ class TextEngine:
             return self._grammars
 
     def take(self, request_id: int) -> TextEvent | None:
-        """See EventSource."""
         inbox = self._inboxes[request_id]
         return inbox.popleft() if inbox else None
 
     def forget(self, request_id: int) -> None:
-        """See EventSource."""
         self.abort(request_id)
         del self._inboxes[request_id]
 
@@ -126,7 +125,6 @@ class TextEngine:
             self._deliver(event)
 
     def is_open(self, request_id: int) -> bool:
-        """See EventSource."""
         return any(key[0] == request_id for key in self._assemblers)
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:

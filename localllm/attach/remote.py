@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 from typing import Any
 
 from localllm.answer.completion import Completion, Sample, TextEvent, TokenInfo
-from localllm.answer.event_stream import EventStream
+from localllm.answer.event_stream import EventSource, EventStream
 from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.attach.openai_chunks import Chunk, Usage
 from localllm.attach.openai_client import SILENCE_S, Endpoint, Reply
@@ -103,8 +103,8 @@ class _Open:
     silent_s: float = 0.0
 
 
-class RemoteModel:
-    """See Answerer and EventSource: a model on a server. Must be used from one thread."""
+class RemoteModel(EventSource):
+    """See Answerer: a model on a server. Must be used from one thread."""
 
     # The server has the template, and ignores what it does not know about thinking.
     has_chat_template = can_think = True
@@ -176,16 +176,13 @@ class RemoteModel:
             opened.reader.leave()
 
     def take(self, request_id: int) -> TextEvent | None:
-        """See EventSource."""
         inbox = self._requests[request_id].inbox
         return inbox.popleft() if inbox else None
 
     def is_open(self, request_id: int) -> bool:
-        """See EventSource."""
         return self._requests[request_id].is_open
 
     def forget(self, request_id: int) -> None:
-        """See EventSource."""
         self._requests.pop(request_id).reader.leave()
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 
-from localllm.answer.side_by_side import Answering
+from localllm.answer.side_by_side import Answering, SideBySide
 from localllm.attach.remote import RemoteModel
 from localllm.errors import BusyError, ExitCode, LocalLLMError, RequestError, TemplateError
 from localllm.schedule.sampling_params import SamplingParams
@@ -14,8 +14,8 @@ _LOOK_S = 0.05
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-class OnServer:
-    """See SideBySide. A server that is busy is asked again for half a minute."""
+class OnServer(SideBySide):
+    """A server that is busy is asked again for half a minute."""
 
     def __init__(self, model: RemoteModel) -> None:
         self._model = model
@@ -25,21 +25,18 @@ class OnServer:
         self._failure: LocalLLMError | None = None
 
     def begin(self, asked: Asked, params: SamplingParams) -> Answering:
-        """See SideBySide."""
         answering = Answering()
         arguments = (answering, asked, params)
         threading.Thread(target=self._answer, args=arguments, name="question", daemon=True).start()
         return answering
 
     def advance(self) -> None:
-        """See SideBySide."""
         self._news.wait(_LOOK_S)
         self._news.clear()
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """See SideBySide."""
         self._is_left.set()
 
     def _answer(self, answering: Answering, asked: Asked, params: SamplingParams) -> None:

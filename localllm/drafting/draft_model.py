@@ -32,7 +32,6 @@ class DraftModel(Follower):
 
     @property
     def has_work(self) -> bool:
-        """See Drafter."""
         return True
 
     def _is_behind(self, request: Request) -> bool:

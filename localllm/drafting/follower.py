@@ -167,7 +167,6 @@ class Follower(Drafter):
 
     @property
     def taps(self) -> Sequence[int]:
-        """See Drafter."""
         return self._taps
 
     @property
@@ -177,7 +176,6 @@ class Follower(Drafter):
 
     @property
     def has_work(self) -> bool:
-        """See Drafter."""
         return bool(self._behind)
 
     def work(self, batch: ScheduledBatch) -> None:
@@ -233,7 +231,6 @@ class Follower(Drafter):
             self._book_draft(each.followed, draft)
 
     def forget(self, request: Request) -> None:
-        """See Drafter."""
         self._behind.discard(request)
         self._followed.pop(request, None)
 

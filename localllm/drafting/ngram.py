@@ -43,20 +43,16 @@ class NgramDrafter(Drafter):
 
     @property
     def is_cheap(self) -> bool:
-        """See Drafter."""
         return True
 
     def renewed(self) -> "NgramDrafter":
-        """See Drafter."""
         return NgramDrafter(self._min, self._max)
 
     def add(self, request: Request) -> None:
-        """See Drafter."""
         self._indices[request] = self._behind[request] = None
 
     @property
     def has_work(self) -> bool:
-        """See Drafter."""
         return bool(self._behind) or any(each.num_missing for each in self._phrases.values())
 
     def work(self, batch: ScheduledBatch) -> None:
@@ -92,7 +88,6 @@ class NgramDrafter(Drafter):
         return Proposal(index.repetition(count), own.length)
 
     def forget(self, request: Request) -> None:
-        """See Drafter."""
         self._behind.pop(request, None)
         if self._indices.pop(request, None) is not None:
             self._phrases[request.salt].add(request.token_ids[request.num_prompt_tokens :])

@@ -33,7 +33,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.operators.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.schedule.logprobs import TokenLogprobs
-from localllm.schedule.runner import HeadDraft, Launched
+from localllm.schedule.runner import HeadDraft, HeadRunner, Launched
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
 from localllm_kernels.compiling.choice import LOOKING
@@ -57,7 +57,7 @@ class _Computed(NamedTuple):
     taps: tuple[Tensor, ...]
 
 
-class DeviceRunner:
+class DeviceRunner(HeadRunner):
     """Runs a model and its cache on a device whose work overlaps with Python's."""
 
     overlaps = True
@@ -117,12 +117,11 @@ class DeviceRunner:
         self._tuning = tuning or iter(())
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """See Runner: penalties are counted on the device."""
+        """Penalties are counted on the device."""
         return False
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
-        """See Runner and HeadRunner."""
         if hidden is not None:
             assert self._inputs.hidden is not None
             self._inputs.hidden[: len(hidden)].copy_(hidden)
@@ -133,17 +132,16 @@ class DeviceRunner:
             raise
 
     def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:
-        """See HeadRunner: token by token is fast enough, from captured graphs."""
+        """Token by token is fast enough, from captured graphs."""
         return None
 
     @property
     def is_warm(self) -> bool:
-        """See Runner."""
         return self._is_warm
 
     @torch.inference_mode()
     def work_ahead(self) -> bool:
-        """See Runner: compiles one kernel, or captures a decode step that is still missing."""
+        """Compiles one kernel, or captures a decode step that is still missing."""
         for step in self._warm_steps:
             if step not in self._warmed:
                 self._warm(step)
@@ -159,7 +157,6 @@ class DeviceRunner:
         return next(self._tuning, _NOTHING_LEFT) is not _NOTHING_LEFT
 
     def release_memory(self) -> None:
-        """See Runner."""
         self._device.mark()()  # a graph may be running
         self._graphs.clear()
         self._without_room.clear()

@@ -15,7 +15,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.fused.cpu_head import DraftRequest
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.request import Request
-from localllm.schedule.runner import Computed, HeadDraft, Launched
+from localllm.schedule.runner import Computed, HeadDraft, HeadRunner, Launched
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import ScheduledBatch, ScheduledRequest
 
@@ -33,7 +33,7 @@ def wanted_taps(taps: Sequence[int], model: DecoderModel, batch: ScheduledBatch)
     return (*taps, len(model.layers)) if batch.scores_prompts else taps
 
 
-class ModelRunner:
+class ModelRunner(HeadRunner):
     """Runs a model and its cache one batch at a time: for a CPU, where nothing can overlap."""
 
     overlaps = False
@@ -64,11 +64,9 @@ class ModelRunner:
         self._row_multiple = model.ops.traits.row_unit if is_float32 else 1
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """See Runner."""
         return True
 
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
-        """See Runner and HeadRunner."""
         began_s = time.perf_counter()
         if self._threads:
             if began_s - self._ended_s > _PAUSE_S:
@@ -85,7 +83,6 @@ class ModelRunner:
         return Computed(sampled, self._hidden)
 
     def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:
-        """See HeadRunner."""
         fused = self._model.fused_drafts
         if fused is None or any(_is_bound(each.entry.request) for each in drafts):
             return None
@@ -108,11 +105,10 @@ class ModelRunner:
         )
 
     def work_ahead(self) -> bool:
-        """See Runner."""
         return False
 
     def release_memory(self) -> None:
-        """See Runner."""
+        """It keeps none."""
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor
 from localllm.files.private_files import PART_SUFFIX, new_private, open_private, private_folder
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.block_pool import BlockPool
+from localllm.schedule.prefix_cache import PrefixStore
 from localllm.schedule.shared_count import BusyError, shared_count
 from localllm.schedule.snapshots import Snapshots
 
@@ -46,7 +47,7 @@ _STATES = 255
 _WITHOUT = "prefixes are not kept on disk"
 
 
-class PrefixDisk:
+class PrefixDisk(PrefixStore):
     """Stores blocks of one cache in a folder, whose files take at most `limit_bytes` in all.
 
     Offered blocks wait for calls of `save_next`, which come while there are no requests.
@@ -77,12 +78,10 @@ class PrefixDisk:
         self._is_readable = self._is_writable = is_own
 
     def has(self, key: bytes, group: int) -> bool:
-        """See PrefixStore."""
         is_kept = group < len(self._pools)  # a group added for a draft model is not kept
         return self._is_readable and is_kept and self._path(_Entry.of(key, group, 0)).exists()
 
     def load(self, key: bytes, group: int, block_id: int) -> bool:
-        """See PrefixStore."""
         values = self._read(_Entry.of(key, group, 0))
         if values is None:
             return False
@@ -90,15 +89,12 @@ class PrefixDisk:
         return True
 
     def has_state(self, key: bytes) -> bool:
-        """See PrefixStore."""
         return self._is_readable and self._path(_Entry.of(key, _STATES, 0)).exists()
 
     def load_state(self, key: bytes) -> Tensor | None:
-        """See PrefixStore."""
         return self._read(_Entry.of(key, _STATES, 0))
 
     def offer(self, keys: Sequence[bytes]) -> None:
-        """See PrefixStore."""
         if self._is_writable:
             self._offered.append(list(keys))
 

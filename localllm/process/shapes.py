@@ -223,7 +223,6 @@ class OneOf(Shape):
         self.name = " | ".join(row.name for row in self._rows)
 
     def write(self, values: Column) -> Any:
-        """See Shape."""
         numbers = [self._numbers[type(value)] for value in values]
         return [
             (number, self._rows[number].write((value,)))
@@ -231,7 +230,6 @@ class OneOf(Shape):
         ]
 
     def read(self, raw: Any, count: int) -> Column:
-        """See Shape."""
         return [self._read(each) for each in _column(raw, count, self.name)]
 
     def _read(self, raw: Any) -> Any:
