@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.errors import CheckpointError, brief
+from localllm.errors import brief
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
-from localllm.model.quantization_fields import WHERE, check_quantization_fields, refused
+from localllm.model.quantization_fields import broken, check_quantization_fields, refused
 
 SchemesOf = Callable[[str], tuple[Scheme, ...]]
 # Layouts that say nothing about the files.
@@ -40,9 +40,7 @@ def read_quantization(raw: Any) -> Quantization | None:
     if raw is None:
         return None
     if not isinstance(raw, Mapping):
-        raise CheckpointError(
-            f"quantization_config must be an object, found {brief(raw)}", where=WHERE
-        )
+        raise broken(f"quantization_config must be an object, found {brief(raw)}")
     method = raw.get("quant_method")
     reader = FORMATS.get(method) if isinstance(method, str) else None
     if reader is None:
@@ -74,9 +72,7 @@ def _group_size(raw: Mapping[str, Any], name: str = "group_size") -> int | None:
     if value is None or value == -1:
         return None
     if type(value) is not int or not 1 <= value <= 1 << 20:
-        raise CheckpointError(
-            f"{name} must be a whole number of at least 1, or -1, found {brief(value)}", where=WHERE
-        )
+        raise broken(f"{name} must be a whole number of at least 1, or -1, found {brief(value)}")
     return value
 
 
@@ -102,7 +98,7 @@ def _read_gptq(raw: Mapping[str, Any]) -> SchemesOf:
     own = Gptq(_group_size(raw), is_v2=layout == "gptq_v2")
     rules = raw.get("dynamic") or {}
     if not isinstance(rules, Mapping):
-        raise CheckpointError(f"dynamic must be an object, found {brief(rules)}", where=WHERE)
+        raise broken(f"dynamic must be an object, found {brief(rules)}")
     return lambda name: _by_rule(rules, name, own)
 
 
@@ -114,9 +110,7 @@ def _by_rule(rules: Mapping[str, Any], name: str, own: Gptq) -> tuple[Scheme, ..
         if pattern.startswith("-:"):
             return ()
         if not isinstance(changes, Mapping):
-            raise CheckpointError(
-                f"dynamic: a rule must be an object, found {brief(changes)}", where=WHERE
-            )
+            raise broken(f"dynamic: a rule must be an object, found {brief(changes)}")
         if _number(changes.get("bits", 4)) != 4:
             raise refused(f"{name} in {brief(changes['bits'])} bits is not supported; supported: 4")
         size = _group_size(changes) if "group_size" in changes else own.group_size
@@ -159,30 +153,26 @@ def _block(value: Any) -> tuple[int, int]:
         or len(value) != 2
         or not all(type(size) is int and 1 <= size <= 1 << 20 for size in value)
     ):
-        raise CheckpointError(
-            f"a block of scales must be two whole numbers, found {brief(value)}", where=WHERE
-        )
+        raise broken(f"a block of scales must be two whole numbers, found {brief(value)}")
     return value[0], value[1]
 
 
 def _read_compressed_tensors(raw: Mapping[str, Any]) -> SchemesOf:
     groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(
-            "config_groups must be an object with at least one group", where=WHERE
-        )
+        raise broken("config_groups must be an object with at least one group")
     rules: list[tuple[list[str], tuple[Scheme, ...]]] = []
     for group in groups.values():
         if not isinstance(group, Mapping):
-            raise CheckpointError(f"a group must be an object, found {brief(group)}", where=WHERE)
+            raise broken(f"a group must be an object, found {brief(group)}")
         weights, targets = group.get("weights"), group.get("targets")
         targets = [targets] if isinstance(targets, str) else targets
         if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
-            raise CheckpointError(f"a group has no targets: {brief(group)}", where=WHERE)
+            raise broken(f"a group has no targets: {brief(group)}")
         if weights is None and group.get("input_activations") is not None:
             continue  # only the inputs of these are rounded, elsewhere
         if not isinstance(weights, Mapping):
-            raise CheckpointError(f"a group has no weights: {brief(group)}", where=WHERE)
+            raise broken(f"a group has no weights: {brief(group)}")
         layout = group.get("format") or raw.get("format")
         rules.append((targets, _compressed_schemes(layout, weights)))
     return lambda name: _first_match(rules, name)
@@ -216,7 +206,7 @@ def _fits(pattern: str, name: str) -> bool:
     try:
         return re.match(pattern, name) is not None
     except re.error as error:
-        raise CheckpointError(f"broken pattern {brief(pattern)}: {error}", where=WHERE) from error
+        raise broken(f"broken pattern {brief(pattern)}: {error}") from error
 
 
 def _compressed_schemes(layout: Any, weights: Mapping[str, Any]) -> tuple[Scheme, ...]:

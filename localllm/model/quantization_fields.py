@@ -132,11 +132,11 @@ def _check_rotations(config: Any) -> None:
     if groups is None:
         return
     if not isinstance(groups, Mapping):
-        raise _broken("transform_config", config)
+        raise broken(f"transform_config must be an object, found {brief(config)}")
     for name, group in groups.items():
         applied = group.get("apply") if isinstance(group, Mapping) else None
         if not isinstance(applied, list):
-            raise _broken(f"transform_config.{name}", group)
+            raise broken(f"transform_config.{name} must be an object, found {brief(group)}")
         for each in applied:
             place = each.get("location") if isinstance(each, Mapping) else None
             if place not in _IN_WEIGHTS:
@@ -150,15 +150,16 @@ def _check_zeros(config: Any) -> None:
     if config is None:
         return
     if not isinstance(config, Mapping):
-        raise _broken("sparsity_config", config)
+        raise broken(f"sparsity_config must be an object, found {brief(config)}")
     if config.get("format") not in (None, "dense"):
         raise refused(
             f"sparsity_config.format {brief(config['format'])} is not supported; supported: dense"
         )
 
 
-def _broken(name: str, value: Any) -> CheckpointError:
-    return CheckpointError(f"{name} must be an object, found {brief(value)}", where=WHERE)
+def broken(message: str) -> CheckpointError:
+    """The error for a value that is none of those that a field can have."""
+    return CheckpointError(message, where=WHERE)
 
 
 def refused(message: str) -> UnsupportedModelError:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
 import torch
 
@@ -55,37 +55,29 @@ class CheckRequest:
     done: frozenset[tuple[Piece, str, int]] = frozenset()
 
 
-class Place(Protocol):
-    """The device on which operators are checked, and the operators."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device on which operators are checked. `tables`: the operators by choice, as a request
+    asks for them; `timer`: makes a timer that returns the seconds of a call.
+    """
 
-    @property
-    def device(self) -> torch.device:
-        """The device of inputs and weights."""
-
-    def tables(self, request: CheckRequest) -> Callable[[Choice], Ops]:
-        """The operators by choice."""
-
-    def timer(self) -> Timer:
-        """A timer that returns the seconds of a call."""
+    device: torch.device
+    tables: Callable[[CheckRequest], Callable[[Choice], Ops]]
+    timer: Callable[[], Timer]
 
 
-class _Gpu(Place):
+def _on_gpu() -> Place:
     device = torch.device("cuda")
 
-    def tables(self, request: CheckRequest) -> Callable[[Choice], Ops]:
+    def tables(request: CheckRequest) -> Callable[[Choice], Ops]:
+        return lambda choice: triton_ops(
+            "cuda",
+            deterministic=request.deterministic,
+            tunings=Tunings(request.tunings),
+            choice=choice,
+        )
 
-        def table(choice: Choice) -> Ops:
-            return triton_ops(
-                "cuda",
-                deterministic=request.deterministic,
-                tunings=Tunings(request.tunings),
-                choice=choice,
-            )
-
-        return table
-
-    def timer(self) -> Timer:
-        return GraphTimer(self.device)
+    return Place(device, tables, lambda: GraphTimer(device))
 
 
 def main(place: Place) -> int:
@@ -155,7 +147,7 @@ def _measured(case: OperatorCase, outcome: Outcome, timer: Timer) -> Outcome:
 
 
 def _wait(device: torch.device) -> None:
-    """Wait until the device is done, so that its errors are raised here."""
+    """So that its errors are raised here."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -174,4 +166,4 @@ def end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end(main(_Gpu()))
+    end(main(_on_gpu()))

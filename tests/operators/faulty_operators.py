@@ -15,17 +15,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.operators.check import CheckRequest, end, main
+from localllm.operators.check import CheckRequest, Place, end, main
 from localllm.operators.graph_timer import Timer
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.compiling.choice import Choice
 from localllm_kernels.pointwise.gate import GateKind
 
 
-class CpuPlace:
+class Faulty:
     """Its clock goes on by a microsecond a call, and by a thousand in a gate that is slow."""
-
-    device = torch.device("cpu")
 
     def __init__(self, fault: str) -> None:
         self._fault, self._clock_s = fault, 0.0
@@ -60,4 +58,5 @@ class CpuPlace:
 
 
 if __name__ == "__main__":
-    end(main(CpuPlace(sys.argv[1])))
+    faulty = Faulty(sys.argv[1])
+    end(main(Place(torch.device("cpu"), faulty.tables, faulty.timer)))

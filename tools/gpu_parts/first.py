@@ -111,19 +111,13 @@ def check_torchs_operators() -> None:
     import torch
 
     from localllm.cost.rates import timed
+    from localllm.operators.check import Place as OperatorsPlace
     from localllm.operators.check import end, main
     from localllm_kernels import TORCH_OPS
 
-    class OnCpu:
-        device = torch.device("cpu")
-
-        def tables(self, request: Any) -> Any:
-            return lambda choice: TORCH_OPS
-
-        def timer(self) -> Any:
-            return partial(timed, device=self.device)
-
-    end(main(OnCpu()))
+    cpu = torch.device("cpu")
+    tables, timer = (lambda request: lambda choice: TORCH_OPS), (lambda: partial(timed, device=cpu))
+    end(main(OperatorsPlace(cpu, tables, timer)))
 
 
 def tests(chosen: tuple[str, ...]) -> Part:
