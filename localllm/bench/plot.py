@@ -62,7 +62,6 @@ def _pictures(report: Report) -> list[tuple[Callable[[Report, Any], None], bool]
 
 
 def _draw_batches(report: Report, axes: Any) -> None:
-    """Decode speed over batch size, with a line for each depth."""
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for result in report.results:
         if result.suite == "speed" and result.test.startswith("tg"):
@@ -81,7 +80,6 @@ def _draw_batches(report: Report, axes: Any) -> None:
 
 
 def _draw_load(report: Report, axes: Any) -> None:
-    """Time to first token over requests per second."""
     rows = [
         result
         for result in report.results
@@ -99,7 +97,6 @@ def _rooflined(report: Report) -> list[Mapping[str, Any]]:
 
 
 def _draw_roofline(report: Report, axes: Any) -> None:
-    """Operations a second over operations a byte, under the limits of memory and arithmetic."""
     limits = report.limits
     assert limits is not None
     points = _rooflined(report)

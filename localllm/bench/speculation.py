@@ -207,7 +207,6 @@ def make_scripts(
 
 
 def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int]]:
-    """Passages of a text, at even distances."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     count = max(1, min(PASSAGES, len(tokens) // num_tokens))
     starts = [i * len(tokens) // count for i in range(count)]

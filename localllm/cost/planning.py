@@ -413,7 +413,6 @@ def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:
 
 
 def _without_kernel(shape: Shape, machine: Machine, engine: EngineConfig) -> tuple[str, ...]:
-    """The types of weights that the machine has no kernel for."""
     traits = _traits(shape, machine, engine)
     layouts = [each for each in shape.layouts if each is not None]
     slow = [

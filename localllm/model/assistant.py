@@ -92,7 +92,6 @@ def find_assistant(name: str, folder: Path, target_name: str, target: Architectu
 
 
 def _as_model(fields: ConfigFields) -> Architecture:
-    """Its layers as those of a model with keys and values."""
     inner = fields.raw.get("text_config")
     if not isinstance(inner, dict):
         fields.fail("text_config", "an object")

@@ -135,7 +135,6 @@ class RandomWeights:
 
 
 def _moved(weight: PackedWeight, device: torch.device) -> PackedWeight:
-    """The same weight with its tensors on `device`."""
     tensors: dict[str, Any] = {each.name: getattr(weight, each.name) for each in fields(weight)}
     moved = {name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)}
     return replace(weight, **moved)

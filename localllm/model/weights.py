@@ -544,8 +544,6 @@ class WeightReader:
 
 @dataclass(frozen=True, slots=True)
 class _LayerParts(Parts):
-    """The weights of one layer."""
-
     reader: WeightReader
     layer: str
     ropes: RopeTables

@@ -129,7 +129,6 @@ def attention(
 
 
 def _filled(on: Setting, shape: tuple[int, ...], spec: AttentionSpec) -> KVCache:
-    """A cache of random keys and values."""
     dtype, count = on.sizes.kv_dtype, 1 if spec.values_are_keys else 2
     drawn = [torch.randn(shape, device=on.device) for _ in range(count)]
     if dtype not in CODE_LIMITS:

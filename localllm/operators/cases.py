@@ -79,7 +79,6 @@ def _attentions(
 
 
 def _norms(architecture: Architecture) -> Iterator[NormSpec]:
-    """The norms of the residual stream."""
     yield architecture.norm
     for layer in architecture.layers:
         for place in layer.places:

@@ -85,8 +85,6 @@ def _compile_at_once(
 
 
 class _Checker:
-    """One process, from its start to its end."""
-
     def __init__(self, request: CheckRequest, command: Sequence[str], patience: Patience) -> None:
         self._request, self._command, self._patience = request, command, patience
 

@@ -92,7 +92,6 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 def _text_of(row: Any) -> Iterator[str]:
-    """The texts of one row: its text column, or the contents of its messages."""
     if isinstance(row, str):
         yield row
     if not isinstance(row, dict):

@@ -104,7 +104,6 @@ def stage_seconds(
 
 
 def _num_weights(architecture: Architecture) -> int:
-    """Weights of the layers' linears."""
     return sum(group.width_out * group.width_in for _, group in architecture.groups())
 
 

@@ -72,8 +72,6 @@ class TensorParts(Parts):
 
 @dataclass(slots=True)
 class _Rounded:
-    """A quantized linear: its codes and their grid."""
-
     grid: Grid
     codes: Tensor
 
@@ -147,7 +145,6 @@ class LayerQuantizer:
         )
 
     def _quantize_branches(self, place: Place, current: Sublayer) -> None:
-        """Quantize a block with experts."""
         original = self._unquantized.__getitem__
         branches = Branches(self._stream, self._reference, self._value, original)
         for step in branches.steps(current):
@@ -176,12 +173,10 @@ class LayerQuantizer:
         )
 
     def _current(self, index: int) -> Sublayer:
-        """A block with what has been quantized so far."""
         layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
         return layer.sublayers[index]
 
     def _value(self, name: str) -> Tensor:
-        """A tensor as it is quantized so far."""
         done = self._done.get(name.removesuffix(".weight"))
         return self._tensors[name] if done is None else done.grid.values(done.codes)
 
@@ -195,7 +190,6 @@ class LayerQuantizer:
         inputs: Iterator[Tensor],
         reference: Iterator[Tensor],
     ) -> None:
-        """Quantize the linears of `group`, which read the same inputs."""
         recipe, names = self._recipe, group.names
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]

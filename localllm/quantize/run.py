@@ -116,8 +116,6 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
 
 
 class _Job:
-    """One quantization in progress."""
-
     def __init__(
         self,
         request: QuantizeRequest,
@@ -136,7 +134,6 @@ class _Job:
         self._text: CalibrationText | None = None
 
     def quantize_layers(self) -> None:
-        """Write every layer that is not written yet."""
         streams = None
         if self._recipe.uses_inputs:
             streams = self._open_streams(self.calibration_text().windows)
@@ -198,7 +195,6 @@ class _Job:
         write_layer(self._work, index, layer, self._recipe.scheme, self._stored_dtype, exact)
 
     def write_rest(self) -> None:
-        """Write the tensors outside the layers: embedding, final norm, head."""
         if self._work.has(_REST):
             return
         tensors: dict[str, Tensor] = {}

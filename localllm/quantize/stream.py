@@ -157,7 +157,6 @@ class CalibrationStream:
         self._shared, self._shared_norm = before, sublayer.norm
 
     def _outputs(self, sublayer: Sublayer) -> Iterator[Tensor]:
-        """The block's outputs, [num_tokens, hidden] at a time."""
         kept, self._kept = self._kept, []
         block, spec = sublayer.block, sublayer.place.block
         if not spec.ends_in_product:

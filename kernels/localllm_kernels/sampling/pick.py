@@ -58,7 +58,6 @@ def _least_of(values, weights, most, low, target):
 def _least_of_row(
     row_ptr, vocab, temperature, most, low, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`_least_of` over the whole row."""
     high = ordered(most).to(tl.int64) + 1
     while high - low > 1:
         step = tl.maximum((high - low) >> 3, 1)

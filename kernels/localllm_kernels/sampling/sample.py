@@ -240,7 +240,6 @@ def _adjusted(values: Tensor, rows: SamplingRows, row: int, slot: int) -> Tensor
 
 
 def _example(*, has_all: bool) -> None:
-    """As with Qwen3's vocabulary."""
     logits, ones, slots = torch.empty(1, 151_936), torch.ones(1), torch.zeros(1).int()
     numbers = slots.long()
     rows = SamplingRows(slots, numbers, ones, slots, ones, ones, numbers)

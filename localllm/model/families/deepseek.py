@@ -47,6 +47,5 @@ def read_deepseek_v2(fields: ConfigFields) -> Architecture:
 
 
 def _with_experts(fields: ConfigFields) -> list[bool]:
-    """Of each layer whether it has experts."""
     fields.only("moe_layer_freq", 1)
     return first_dense(fields)

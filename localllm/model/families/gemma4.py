@@ -123,7 +123,6 @@ def _read_per_layer(fields: ConfigFields) -> PerLayerSpec | None:
 
 
 def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
-    """The attention of each layer. Raises: CheckpointError."""
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
     norms = QueryKeyNorms(read_eps(fields), rounds_last=True, has_value=True)
     own = replace(read_attention(fields, has_bias=has_bias, norms=norms), scores=Scores(1.0))

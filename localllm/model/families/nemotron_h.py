@@ -113,7 +113,6 @@ def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
 def _read_experts(
     fields: ConfigFields,
 ) -> tuple[ExpertsSpec | LatentExpertsSpec, GatedMLPSpec]:
-    """The experts, and the feed-forward beside them."""
     num_experts, top_k = read_num_experts(fields, "n_routed_experts")
     count = fields.integer("n_group", 1, num_experts, default=1)
     if num_experts % count or (count > 1 and num_experts < 2 * count):

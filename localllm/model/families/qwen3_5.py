@@ -101,7 +101,6 @@ def read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
 
 
 def _read_experts(fields: ConfigFields) -> tuple[BlockSpec, ...]:
-    """The experts, and the feed-forward beside them."""
     router = RouterSpec(
         *read_num_experts(fields), renormalises=fields.flag("norm_topk_prob", default=True)
     )

@@ -159,7 +159,6 @@ def _from_awq(words: Tensor) -> Tensor:
 
 
 def _to_awq(codes: Tensor) -> Tensor:
-    """The inverse of `_from_awq`."""
     columns = codes.T.reshape(codes.shape[1], -1, 8)
     return to_words(columns[..., list(_AWQ_ORDER)].flatten(1))
 
