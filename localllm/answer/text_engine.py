@@ -128,7 +128,6 @@ class TextEngine(EventSource):
         return any(key[0] == request_id for key in self._assemblers)
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """See Engine."""
         return self.engine.prompt_progress(request_id)
 
     def step(self) -> None:

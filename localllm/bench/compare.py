@@ -63,7 +63,6 @@ class CompareSuite(Suite):
                 )
 
     def results(self) -> list[Result]:
-        """A row for each test."""
         return [
             ratio_row(test, batch, pairs, "transformers bf16")
             for (test, batch), pairs in self._found.items()

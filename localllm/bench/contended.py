@@ -60,7 +60,6 @@ class ContendedSuite(Suite):
         self._pairs: dict[int, list[tuple[float, float]]] = {count: [] for count in LOADS}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Measure all pairs; an interrupted run keeps what it has measured."""
         self._decode(0)
         for _ in range(self._repeats):
             for count, pairs in self._pairs.items():
@@ -70,7 +69,6 @@ class ContendedSuite(Suite):
                 pairs.append((alone, self._decode(count)))
 
     def results(self) -> list[Result]:
-        """A row for each load."""
         name = f"tg{self._num_tokens}"
         return [contended_row(name, count, pairs) for count, pairs in self._pairs.items() if pairs]
 

@@ -60,7 +60,6 @@ class OperatorSuite(ListedSuite):
 
     @torch.inference_mode()
     def run(self, progress: Callable[[str], None]) -> None:
-        """Measure every line."""
         if self._limits is None:
             self._limits = measure_rates(self._device)
         for line in self._lines:

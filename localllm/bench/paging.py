@@ -26,7 +26,6 @@ class PagingSuite(ListedSuite):
         super().__init__()
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Count for every block size."""
         for block_size in BLOCK_SIZES:
             progress(f"counting blocks of {block_size}")
             self._results.append(self._count(block_size))

@@ -29,7 +29,6 @@ class PrefixSuite(Suite):
         self._cost: Result | None = None
 
     def results(self) -> list[Result]:
-        """The results so far."""
         rows = []
         if self._ratios:
             times = Spread.of(self._ratios)

@@ -41,7 +41,6 @@ class PythonShareSuite(Suite):
         self._found: dict[int, list[tuple[float, float]]] = {}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Time both models."""
         hollow = build_hollow(self._subject, self._config)
         for _ in range(self._repeats):
             for batch in self._batches:
@@ -54,7 +53,6 @@ class PythonShareSuite(Suite):
                 self._found.setdefault(batch, []).append((python_s, step_s))
 
     def results(self) -> list[Result]:
-        """A row for each batch."""
         rows = []
         for batch, pairs in self._found.items():
             share = Spread.of([python_s / step_s for python_s, step_s in pairs])

@@ -85,5 +85,4 @@ class ListedSuite(Suite):
         self._results: list[Result] = []
 
     def results(self) -> list[Result]:
-        """A row for each test so far."""
         return list(self._results)

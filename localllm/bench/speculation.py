@@ -92,7 +92,6 @@ class SpeculationSuite(Suite):
                     self._run_pairs(drafters, speculator, script, batch, progress)
 
     def results(self) -> list[Result]:
-        """A row for each text and batch so far."""
         rows = [] if self._index is None else [self._index]
         for (drafters, name, batch), found in self._found.items():
             if not found.drafting_s:

@@ -112,7 +112,6 @@ class SpeedSuite(Suite):
         }
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Run all rounds; an interrupted run keeps what it has measured."""
         self._warm_up()
         for _ in range(self._tests.repeats):
             self._limits.append(measure_rates(self._subject.device))
@@ -125,7 +124,6 @@ class SpeedSuite(Suite):
                 self._decodes[depth, batch].append(self._decode(depth, batch))
 
     def results(self) -> list[Result]:
-        """A row for each test that ran at least once."""
         if not self._limits:
             return []
         limits = Rates.median(self._limits)

@@ -21,7 +21,6 @@ class StartupSuite(Suite):
         self._first_step_s: float | None = None
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Generate one token."""
         progress("first step")
         self._first_step_s = run_prefill(self._subject.engine, [0]).seconds
 

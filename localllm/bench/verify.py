@@ -94,7 +94,6 @@ class VerifySuite(Suite):
             self._found.append((way, differences(plain, answers), num_accepted))
 
     def results(self) -> list[Result]:
-        """A row for each way."""
         return [
             Result(
                 "verify",

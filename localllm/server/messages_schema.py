@@ -380,7 +380,6 @@ class MessagesRequest(CountRequest):
     container: Theirs = None
 
     def given(self) -> dict[str, Any]:
-        """See Asks."""
         stop = tuple(self.stop_sequences or ()) or None
         fields = self.sent("temperature", "top_p", "top_k", stop=stop)
         return {**super().given(), **fields, "max_tokens": max(1, self.max_tokens)}

@@ -314,12 +314,10 @@ class ResponseRequest(InputRequest):
 
     @property
     def asked_to_compare(self) -> str | None:
-        """See InputRequest."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
     def given(self) -> dict[str, Any]:
-        """See Asks."""
         most = self.max_output_tokens
         return super().given() | self.sent("temperature", "top_p", max_tokens=most)
 

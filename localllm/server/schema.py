@@ -360,7 +360,6 @@ class ChatRequest(Sampling):
         return ToolUse(tools, choice or "auto", None, are_parallel)
 
     def given(self) -> dict[str, Any]:
-        """See Sampling."""
         fields = super().given()
         if self.max_completion_tokens is not None:
             fields["max_tokens"] = self.max_completion_tokens
@@ -441,7 +440,6 @@ class CompletionRequest(Sampling):
         return self
 
     def given(self) -> dict[str, Any]:
-        """See Sampling."""
         fields = super().given()
         if self.max_tokens == 0:
             fields["max_tokens"] = 1

@@ -98,7 +98,6 @@ class ShortConv(Block):
         return self.in_proj, self.out_proj
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """[num_tokens, hidden_size]."""
         states, cache = inputs.batch.states, inputs.recurrent
         assert states is not None
         assert cache is not None

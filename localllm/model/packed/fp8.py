@@ -55,7 +55,7 @@ class Fp8Weight(PackedWeight):
         return cls(codes.view(torch.float8_e4m3fn), scales, parts[0].block)
 
     def take_rows(self, order: Tensor) -> "Fp8Weight":
-        """See PackedWeight. Rows that leave their block get scales of their own."""
+        """Rows that leave their block get scales of their own."""
         codes = self.codes.view(torch.uint8)[order].view(torch.float8_e4m3fn)
         height = self.block[0]
         blocks = torch.arange(len(order), device=order.device) // height

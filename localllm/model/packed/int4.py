@@ -51,10 +51,7 @@ class Int4Weight(PackedWeight):
         return WeightLayout(self.kind, self.shape[1], self.group_size)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[out, in] in the order of the input features, in `dtype` (the scales' if None).
-
-        The product of code and scale is rounded once, in `dtype`.
-        """
+        """The product of code and scale is rounded once, in `dtype`."""
         scales = self.scales if dtype is None else self.scales.to(dtype)
         codes = self.unpacked_codes().view(*self.scales.shape, -1)
         zeros = SYMMETRIC_ZERO if self.zeros is None else self.zeros.to(scales.dtype)[:, :, None]

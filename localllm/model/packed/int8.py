@@ -27,7 +27,6 @@ class Int8Weight(PackedWeight):
         return WeightLayout(self.kind, self.shape[1], self.shape[1])
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[out, in] in `dtype` (the scales' if None)."""
         scales = self.scales if dtype is None else self.scales.to(dtype)
         return self.codes.to(scales.dtype) * scales[:, None]
 
