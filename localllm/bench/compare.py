@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.results import Result, Suite, of_pairs
 from localllm.bench.speed import SpeedTests, run_decode, run_prefill
 from localllm.bench.subject import Subject
 from localllm.cost.rates import synchronize
@@ -78,18 +78,9 @@ class CompareSuite(Suite):
 
 def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other: str) -> Result:
     """A row from pairs of tokens a second: ours and the other's in the same round."""
-    times = Spread.of([ours / theirs for ours, theirs in pairs])
-    return Result(
-        "compare",
-        f"{test} against {other}",
-        {"batch": batch},
-        {
-            "tokens_per_s": Spread.of([ours for ours, _ in pairs]),
-            "their_tokens_per_s": Spread.of([theirs for _, theirs in pairs]),
-            "times": times,
-        },
-        f"{times.median:.2f} times {other}",
-    )
+    found = of_pairs(pairs, "tokens_per_s", "their_tokens_per_s", "times")
+    verdict = f"{found['times'].median:.2f} times {other}"
+    return Result("compare", f"{test} against {other}", {"batch": batch}, found, verdict)
 
 
 class TheirModel:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.results import Result, Suite, of_pairs
 from localllm.bench.speed import run_decode
 from localllm.bench.subject import Subject
 from localllm.errors import RequestError
@@ -81,12 +81,8 @@ class ContendedSuite(Suite):
 
 def contended_row(test: str, count: int, pairs: Sequence[tuple[float, float]]) -> Result:
     """The share of speed kept beside `count` busy processes; `pairs`: alone, and beside them."""
-    kept = Spread.of([beside / alone for alone, beside in pairs])
-    found = {
-        "tokens_per_s": Spread.of([beside for _, beside in pairs]),
-        "alone_tokens_per_s": Spread.of([alone for alone, _ in pairs]),
-        "kept": kept,
-    }
+    turned = [(beside, alone) for alone, beside in pairs]
+    found = of_pairs(turned, "tokens_per_s", "alone_tokens_per_s", "kept")
     conditions = {"busy": count, "pairs": len(pairs)}
-    verdict = f"keeps {kept.median:.2f} of its speed alone"
+    verdict = f"keeps {found['kept'].median:.2f} of its speed alone"
     return Result("contended", f"{test} beside {count} busy", conditions, found, verdict)

@@ -6,7 +6,7 @@ as many layers but hardly any width, takes only a little longer than Python alon
 
 from collections.abc import Callable
 
-from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.results import Result, Spread, Suite, of_pairs
 from localllm.bench.speed import run_decode
 from localllm.bench.subject import Subject
 from localllm.engine.config import EngineConfig
@@ -55,20 +55,10 @@ class PythonShareSuite(Suite):
     def results(self) -> list[Result]:
         rows = []
         for batch, pairs in self._found.items():
-            share = Spread.of([python_s / step_s for python_s, step_s in pairs])
-            rows.append(
-                Result(
-                    "python",
-                    f"Python's share, batch {batch}",
-                    {"batch": batch},
-                    {
-                        "python_s": Spread.of([python_s for python_s, _ in pairs]),
-                        "step_s": Spread.of([step_s for _, step_s in pairs]),
-                        "share_of_step": share,
-                    },
-                    f"at most {share.median:.1%} of a step is Python",
-                )
-            )
+            found = of_pairs(pairs, "python_s", "step_s", "share_of_step")
+            verdict = f"at most {found['share_of_step'].median:.1%} of a step is Python"
+            test = f"Python's share, batch {batch}"
+            rows.append(Result("python", test, {"batch": batch}, found, verdict))
         return rows
 
 

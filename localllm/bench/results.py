@@ -24,6 +24,15 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
 
+def of_pairs(
+    pairs: Sequence[tuple[float, float]], first: str, second: str, ratio: str
+) -> dict[str, Spread]:
+    """The spreads of the first and the second of each pair, and of the first over the second."""
+    firsts, seconds = zip(*pairs, strict=True)
+    ratios = [one / other for one, other in pairs]
+    return {first: Spread.of(firsts), second: Spread.of(seconds), ratio: Spread.of(ratios)}
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
