@@ -1,8 +1,10 @@
 """Fixtures: user directories in a temporary place, tiny random checkpoints and tokenizers."""
 
 import fcntl
+import itertools
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from checkpoints import tiny_config, write_checkpoint
+from fork_server import ForkingPopen, forking_processes
 from interpreter import make_the_interpreter_quick
 
 from localllm.operators.cpu_products import make_products_reproducible
@@ -31,10 +34,35 @@ settings.load_profile("tests")
 make_products_reproducible()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fresh-processes", action="store_true", help="Start each program, and fork none."
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forking(pytestconfig: pytest.Config) -> Iterator[None]:
+    if pytestconfig.getoption("--fresh-processes"):
+        yield
+        return
+    with forking_processes():
+        yield
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test starts imports everything itself: for one about the start of a program."""
+    if issubclass(subprocess.Popen, ForkingPopen):
+        monkeypatch.setattr(subprocess, "Popen", ForkingPopen.__base__)
+
+
 @pytest.fixture(autouse=True)
 def _drawn_numbers() -> None:
     """What a test draws without a seed is the same in every run and order."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # the other way also keeps a traceback for a device that is never used: a millisecond
+        torch.default_generator.manual_seed(0)
 
 
 def _folder_of_this_run(name: str, factory: pytest.TempPathFactory) -> Path:
@@ -69,11 +97,18 @@ def read_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _folder_of_this_run("tokenizers", tmp_path_factory)
 
 
-@pytest.fixture
-def runtime_directory() -> Iterator[Path]:
-    """A short name: that of a socket has at most 108 bytes."""
+@pytest.fixture(scope="session")
+def _short_folders() -> Iterator[Iterator[Path]]:
     with tempfile.TemporaryDirectory(prefix="ll") as folder:
-        yield Path(folder)
+        yield (Path(folder) / str(number) for number in itertools.count())
+
+
+@pytest.fixture
+def runtime_directory(_short_folders: Iterator[Path]) -> Path:
+    """A short name: that of a socket has at most 108 bytes."""
+    folder = next(_short_folders)
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,22 @@
 """A program on a real pseudo-terminal, read back from a terminal emulator's screen."""
 
+import fcntl
 import os
+import pty
 import re
+import select
+import struct
+import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pexpect
 import pyte
+from fork_server import PATHS, take_terminal
 
-ROOT = Path(__file__).parents[1]
+_TYPED_S = 0.05  # before each key, as a person types
 
 
 class Window:
@@ -25,7 +31,7 @@ class Window:
     ) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests"))),
+            "PYTHONPATH": PATHS,
             "TERM": "xterm-256color",
             "XDG_DATA_HOME": str(home),
             "PROMPT_TOOLKIT_NO_CPR": "" if tells_cursor else "1",
@@ -36,16 +42,30 @@ class Window:
         self._tells_cursor = tells_cursor
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
-        self.process = pexpect.spawn(
-            sys.executable, command, env=environment, dimensions=(rows, columns), timeout=30
+        self.written = b""
+        self.descriptor, its = pty.openpty()
+        self._tell_size(columns, rows)
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=take_terminal,
         )
+        os.close(its)
 
     def pump(self, seconds: float = 0.05) -> None:
         """Let the program write for a while."""
-        try:
-            written = self.process.read_nonblocking(65536, timeout=seconds)
-        except (pexpect.TIMEOUT, pexpect.EOF):
+        if not select.select([self.descriptor], [], [], seconds)[0]:
             return
+        try:
+            written = os.read(self.descriptor, 65536)
+        except OSError:  # the program has closed it
+            time.sleep(seconds)
+            return
+        self.written += written
         self._stream.feed(written)
         if self._tells_cursor and b"\x1b[6n" in written:
             self.send(f"\x1b[{self.screen.cursor.y + 1};{self.screen.cursor.x + 1}R")
@@ -69,7 +89,8 @@ class Window:
         raise AssertionError(f"{pattern!r} never came:\n{self.text}")
 
     def send(self, keys: str) -> None:
-        self.process.send(keys)
+        time.sleep(_TYPED_S)
+        os.write(self.descriptor, keys.encode())
 
     def say(self, text: str) -> None:
         self.send(text + "\r")
@@ -83,16 +104,25 @@ class Window:
         return "\n".join(self.lines)
 
     def resize(self, columns: int, rows: int) -> None:
-        self.process.setwinsize(rows, columns)
+        self._tell_size(columns, rows)
         self.screen.resize(rows, columns)
 
     def exit_code(self) -> int:
         for _ in range(200):
+            has_ended = self.process.poll() is not None
             self.pump()
-            if not self.process.isalive():
+            if has_ended:
                 break
-        self.process.close(force=True)
-        return self.process.exitstatus if self.process.exitstatus is not None else -1
+        self.close()
+        return self.process.returncode
+
+    def close(self) -> None:
+        """End the program, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+
+    def _tell_size(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 Open = Callable[..., Window]

@@ -15,12 +15,19 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGES = {"localllm": "localllm", "localllm_kernels": "kernels/localllm_kernels"}
 LONG_LINES = 60
 
 Graph = Mapping[str, set[str]]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's source as a tree."""
+    return ast.parse(path.read_text("utf-8"))
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -42,7 +49,7 @@ def room_of(module: str) -> str:
 def imports_of(path: Path, modules: Mapping[str, Path]) -> set[str]:
     """Our modules that a file imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -152,7 +159,7 @@ class Function:
 def functions_of(modules: Mapping[str, Path]) -> Iterator[Function]:
     """Every function of the modules; a kernel is one that Triton compiles."""
     for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = {ast.unparse(each) for each in node.decorator_list}
                 num_lines = (node.end_lineno or node.lineno) - node.lineno + 1

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from window import ROOT, Open, Window
+from fork_server import ROOT
+from window import Open, Window
 
 from localllm.cli.main import run
 
@@ -81,4 +82,4 @@ def open_window(tmp_path: Path, make_checkpoint) -> Iterator[Open]:  # type: ign
 
     yield start
     for window in windows:
-        window.process.close(force=True)
+        window.close()

@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
+from window import Window
 
 from localllm.bench.contended import busy_processes
 from localllm.bench.plot import check_plot, write_plot
@@ -150,22 +150,14 @@ def test_a_server_that_is_not_there_is_told(localllm: Run) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(model: str, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    process = pexpect.spawn(
-        sys.executable,
-        ["-m", "localllm", "bench", model, "-p", "8", "-n", "8", "-r", "100000",
-         "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
-        encoding="utf-8",
-        timeout=60,
-    )  # fmt: skip
-    process.expect("tg8")
+    words = ["bench", model, "-p", "8", "-n", "8", "-r", "100000", "--json", str(file)]
+    window = Window(["-m", "localllm", *words], 120, 40, tmp_path / "data")
+    window.wait_for("tg8", seconds=60)
     time.sleep(1)  # eight tokens of a tiny model take less
-    process.kill(signal.SIGINT)
-    process.expect("interrupted")
-    process.expect(pexpect.EOF)
-    process.close()
-    assert process.exitstatus == ExitCode.SIGINT
-    assert "tg8" in process.before
+    window.process.send_signal(signal.SIGINT)
+    window.wait_for("interrupted")
+    assert window.exit_code() == ExitCode.SIGINT
+    assert "tg8" in window.text.partition("interrupted")[2]
     assert any(row["test"] == "tg8" for row in json.loads(file.read_text())["results"])
 
 

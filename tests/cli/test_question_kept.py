@@ -1,7 +1,6 @@
 """A question is on disk before it is asked, so that who is killed then finds it again."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import PATHS
 from small_server import SmallServer, say_nothing, small_server
-from window import ROOT, Window
+from window import Window
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
@@ -49,7 +49,7 @@ def test_a_question_is_on_disk_before_it_is_asked(
     command = ["chat", "--remote", silent_server.url, "--session", "talk", "Is it?"]
     process = subprocess.Popen(
         [sys.executable, "-m", "localllm", *command],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+        env={**os.environ, "PYTHONPATH": PATHS},
         stdin=subprocess.DEVNULL,
     )
     silent_server.wait_until_asked()
@@ -85,7 +85,7 @@ def test_a_question_of_a_conversation_is_on_disk_before_it_is_asked(
     window.wait_for(r"\n> ?")
     window.say("Is it?")
     silent_server.wait_until_asked()
-    window.process.kill(signal.SIGKILL)
+    window.close()
     assert questions("talk") == ["Is it?"]
     again = ["-m", "localllm", "chat", "--remote", server.url, "--session", "talk"]
     window = Window(again, 80, 30, user_directories)
@@ -93,7 +93,7 @@ def test_a_question_of_a_conversation_is_on_disk_before_it_is_asked(
     window.say("Was it?")
     window.wait_for(r"It is so\.")
     window.settle()
-    window.process.kill(signal.SIGKILL)
+    window.close()
     assert questions("talk") == ["Is it?", "Was it?"]
 
 

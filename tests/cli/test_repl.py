@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from window import ROOT, Open, Window
+from fork_server import PATHS, ROOT
+from window import Open, Window
 
 from localllm.cli.draw.markdown import MarkdownRenderer
 
@@ -302,7 +303,7 @@ def test_a_dumb_terminal_gets_plain_text(tmp_path: Path, make_checkpoint) -> Non
         [str(ROOT / "tests/scripted.py"), str(make_checkpoint()), str(answer)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests"))),
+            "PYTHONPATH": PATHS,
             "TERM": "dumb",
             "XDG_DATA_HOME": str(tmp_path),
         },
@@ -322,17 +323,17 @@ def test_the_terminal_is_itself_again_however_it_ends(
     open_window: Open, signum: signal.Signals
 ) -> None:
     window = open_window("word " * 3000, step_ms=5)
-    descriptor = window.process.child_fd
+    descriptor = window.descriptor
     window.say("hi")
     window.wait_for("word word")
     assert not termios.tcgetattr(descriptor)[3] & termios.ECHO
-    window.process.kill(signum)
+    window.process.send_signal(signum)
     if signum == signal.SIGINT:
         window.wait_for("interrupted")
         window.send("\x04")
     for _ in range(100):
         window.pump()
-        if not window.process.isalive():
+        if window.process.poll() is not None:
             break
     assert termios.tcgetattr(descriptor)[3] & termios.ECHO
 

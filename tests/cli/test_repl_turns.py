@@ -1,7 +1,6 @@
 """What a conversation keeps, changes and makes room for, on a terminal."""
 
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def test_after_a_kill_the_partial_answer_is_there(open_window: Open, tmp_path: P
     window = open_window(words, step_ms=5, rows=30)
     window.say("Talk.")
     window.wait_for(r"word100\b")
-    window.process.kill(signal.SIGKILL)
+    window.close()
     (turn,) = saved(tmp_path).transcript.turns
     assert turn.question == "Talk."
     assert turn.finish_reason is None
@@ -87,7 +86,7 @@ def test_ctrl_c_at_any_moment_keeps_what_was_said(
     # The prompt is back within 150 ms; a machine that runs other tests beside may take longer.
     assert time.monotonic() - began < 0.15 + BUSY_S
     window.settle()
-    window.process.kill(signal.SIGKILL)
+    window.close()
     store = SessionStore(tmp_path / "data" / "localllm" / "sessions.db")
     turns = [turn for row in store.rows() for turn in store.load(row.id).transcript.turns]
     if turns:  # else it was stopped before the first word, and nothing was asked

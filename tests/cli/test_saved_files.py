@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -185,7 +184,7 @@ def test_a_conversation_goes_on_beside_a_lock_and_is_saved_when_it_is_gone(
     window.say("Really?")
     window.wait_for(r"Really\?(.|\n)*It is so\.(.|\n)*whole answer")
     window.settle()
-    window.process.kill(signal.SIGKILL)
+    window.close()
     assert questions() == ["How are you?", "And now?", "Is it?", "Really?"]
 
 

@@ -14,6 +14,7 @@ from server.tool_calling import TEMPLATES, TOOLS
 from localllm.hub.checkpoint import open_checkpoint
 
 TURNS = 12
+BEHIND = 75  # sentences after what changes
 WORDS = "read the file then change one line and run every test again before you answer".split()  # noqa: SIM905
 OWN_TOOLS = [
     {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
@@ -55,7 +56,7 @@ def agent_server(server_home: Path, model: Path) -> Callable[..., Any]:
 
 def system(turn: int) -> str:
     changing = f"Now it is 10:{turn:02}:00.\nThere are {turn} changed files."
-    return f"{sentences(230, 1)}\n{changing}\n{sentences(150, 2)}"
+    return f"{sentences(115, 1)}\n{changing}\n{sentences(BEHIND, 2)}"
 
 
 def session(
@@ -104,7 +105,7 @@ def test_what_stands_before_a_change_is_cached_and_the_change_is_told(
             assert f"{turn:02}:00.".endswith(changed["now"].split()[0])
             assert usage["cache_read_input_tokens"] >= 0.95 * changed["token"]
             # All behind the change is computed again, and that is said too.
-            assert usage["why"]["tokens_computed_again"] > 1500
+            assert usage["why"]["tokens_computed_again"] > 10 * BEHIND
 
 
 def test_under_a_rule_nearly_all_is_cached_and_every_answer_says_so(
@@ -141,7 +142,7 @@ def test_an_answer_can_be_named_to_compare_with(agent_server: Callable[..., Any]
         assert ask(client, system(1), first["id"])["diagnostics"] is None
         changed = ask(client, system(2), first["id"])["diagnostics"]["cache_miss_reason"]
         assert changed["type"] == "system_changed"
-        assert changed["cache_missed_input_tokens"] > 1000
+        assert changed["cache_missed_input_tokens"] > 10 * BEHIND
         other = ask(client, system(1), first["id"], tools=OWN_TOOLS)["diagnostics"]
         assert other["cache_miss_reason"]["type"] == "tools_changed"
         gone = ask(client, system(1), "msg_unknown")["diagnostics"]["cache_miss_reason"]
@@ -152,9 +153,9 @@ def test_an_answer_can_be_named_to_compare_with(agent_server: Callable[..., Any]
 def test_a_pinned_system_prompt_stays_while_others_come_and_go(
     agent_server: Callable[..., Any], way: str
 ) -> None:
-    """The cache holds 2 contexts of 4,096 tokens; eight other prompts of 2,500 would fill it."""
-    flags = ("--ctx", "4096", *(["--pin"] if way == "flag" else []))
-    head: Any = sentences(150, 5)
+    """The cache holds 2 contexts of 1,024 tokens; eight other prompts of 600 would fill it."""
+    flags = ("--ctx", "1024", *(["--pin"] if way == "flag" else []))
+    head: Any = sentences(38, 5)
     if way == "mark":
         head = [{"type": "text", "text": head, "cache_control": {"type": "ephemeral"}}]
     with agent_server(*flags) as server, httpx.Client(base_url=server.url, timeout=120) as client:
@@ -168,5 +169,5 @@ def test_a_pinned_system_prompt_stays_while_others_come_and_go(
 
         cached(head, "First?")
         for other in range(8):
-            assert cached("", sentences(180, 20 + other)) < 0.1
+            assert cached("", sentences(45, 20 + other)) < 0.1
         assert cached(head, "Second?") > 0.9

@@ -1,6 +1,5 @@
 """`chat --remote`: the same command, with the model at a server."""
 
-import io
 import json
 import signal
 import subprocess
@@ -250,7 +249,6 @@ def test_what_a_server_sends_never_reaches_the_terminal_as_commands(
     with small_server(hostile) as server:
         command = ["-m", "localllm", "chat", "--remote", server.url]
         window = Window(command, 100, 50, tmp_path / "data", tells_cursor=True)
-        window.process.logfile_read = io.BytesIO()
         window.wait_for(r"\n> ?")
         window.say("/think show")
         window.wait_for("thinking: the model's default")
@@ -264,7 +262,7 @@ def test_what_a_server_sends_never_reaches_the_terminal_as_commands(
         window.say("/sessions")
         window.say("/exit")
         assert window.exit_code() == 0
-        drawn = window.process.logfile_read.getvalue()
+        drawn = window.written
         assert drawn.count(SHOWN.encode()) >= 6
         for command_bytes in (b"\x1b]0;", b"\x1b]52", b"\xc2\x9b"):
             assert command_bytes not in drawn
