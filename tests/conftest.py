@@ -57,6 +57,12 @@ def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _fresh_where_slow(request: pytest.FixtureRequest) -> None:
+    if any(request.node.get_closest_marker(name) for name in ("slow", "alone", "published")):
+        request.getfixturevalue("fresh_processes")
+
+
+@pytest.fixture(autouse=True)
 def _drawn_numbers() -> None:
     """What a test draws without a seed is the same in every run and order."""
     if torch.cuda.is_available():

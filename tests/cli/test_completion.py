@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from window import ROOT
+from fork_server import ROOT
 
 from localllm.errors import ExitCode
 

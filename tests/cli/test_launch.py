@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ROOT
 from small_server import Answer, SmallServer, head, models, reply, small_server
-from window import ROOT
 
 from localllm.attach.server_records import OwnServer, own_servers, recorded
 from localllm.errors import LocalLLMError

@@ -78,7 +78,11 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        return [line.rstrip() for line in self.screen.display]
+        """Down to the last row with text; to draw those below takes longer than all else."""
+        self.screen.lines, whole = max(self.screen.buffer, default=0) + 1, self.screen.lines
+        lines = [line.rstrip() for line in self.screen.display]
+        self.screen.lines = whole
+        return "\n".join(lines).rstrip("\n").split("\n")
 
     @property
     def colours(self) -> list[list[tuple[str, str, bool]]]:
@@ -100,7 +104,7 @@ def uneven_clock(rng: random.Random) -> Callable[[], float]:
     return clock
 
 
-@pytest.mark.parametrize("seed", seeds(8, 40))
+@pytest.mark.parametrize("seed", seeds(5, 40))
 def test_the_last_screen_is_that_of_the_whole_text_at_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +157,7 @@ def test_a_block_that_was_stopped_in_goes_on_as_that_block(
     assert first in shown[0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, 12))
 def test_only_the_last_rows_are_ever_drawn_again(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from window import ROOT
+from fork_server import ROOT
 
 # Read here, since the tests' own home has no variables of ours.
 _FOLDER = os.environ.get("LOCALLLM_PUBLISHED_MODELS")

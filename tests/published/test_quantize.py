@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fork_server import ROOT
 from published.conftest import run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from window import ROOT
 
 TEXT = ROOT / "docs" / "architecture" / "exactness.md"
 NUM_TOKENS = 400

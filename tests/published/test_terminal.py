@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from window import ROOT, Window
+from fork_server import ROOT
+from window import Window
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def window(smollm: Path, tmp_path: Path) -> Iterator[Window]:
     window = Window(["-m", "localllm", "chat", str(smollm), *flags], 80, 50, tmp_path / "data")
     window.wait_for(r"^> ?$|\n> ?(\n|$)", seconds=180)
     yield window
-    window.process.close(force=True)
+    window.close()
 
 
 def test_a_conversation_is_answered_stopped_and_continued(window: Window) -> None:

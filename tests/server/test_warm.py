@@ -135,7 +135,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             os.kill(found.model.pid, signal.SIGKILL)
 
 
-def test_the_next_question_finds_the_engine() -> None:
+def test_the_next_question_finds_the_engine(request: pytest.FixtureRequest) -> None:
     alone = run(*ASK)
     assert alone.returncode == 0
     assert engines() == []  # by default nothing stays on a CPU
@@ -143,6 +143,7 @@ def test_the_next_question_finds_the_engine() -> None:
     [engine] = engines()
     assert (engine["name"], engine["owner_pid"], engine["requests"]) == ("pocket", None, 0)
     assert 0 < engine["left_s"] <= 300
+    request.getfixturevalue("fresh_processes")
     second = run(*ASK, "--json")
     described = [json.loads(each.stdout) for each in (first, second)]
     assert {each["text"] for each in described} == {alone.stdout.removesuffix("\n")}
@@ -162,7 +163,7 @@ def test_the_next_question_finds_the_engine() -> None:
     assert list(folder.glob("*.engine")) == []
 
 
-def test_two_at_once_leave_one_engine(runtime_directory: Path) -> None:
+def test_two_at_once_leave_one_engine(runtime_directory: Path, fresh_processes: None) -> None:
     both = [
         subprocess.Popen(
             command(*ASK, "--keepalive", "-1", QUESTION),
