@@ -111,7 +111,7 @@ class ForkServer:
 
     def _run(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        room = "-" * 4096  # for the arguments of programs
+        room = " " * 4096  # for the arguments of programs
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, _SAFE_PATH, __file__, str(theirs.fileno()), room],

@@ -104,7 +104,7 @@ def test_renamed_tokens_keep_a_sentencepiece_vocabulary_as_it_is(text: str) -> N
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real tokenizers lie outside the repository")
-@pytest.mark.parametrize("name", ["qwen2", "phi-3", "gpt-2"])
+@pytest.mark.parametrize("name", [pytest.param("qwen2", marks=pytest.mark.slow), "phi-3", "gpt-2"])
 def test_renamed_tokens_keep_the_real_vocabularies_as_they_are(name: str) -> None:
     tokenizer = Tokenizer.from_folder(DATA / name)
     special = tokenizer._special_text
