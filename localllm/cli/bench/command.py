@@ -55,7 +55,7 @@ def bench(
     elif suites.kernels:
         measured = bench_kernels(model, asked)
     else:
-        drafted = speculation if asked.spec or asked.verify else SpeculationConfig("off")
+        drafted = speculation if asked.spec or suites.verify else SpeculationConfig("off")
         measured = bench_model(model, drawn, engine.config(asked.num_seqs, drafted), asked)
     _write(measured.report, files)
     return ExitCode.SIGINT if measured.was_interrupted else ExitCode.OK

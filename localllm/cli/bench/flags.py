@@ -107,41 +107,39 @@ class BenchDraftFlags(Flags):
 class Suites:
     """Which suites to run, and their sizes; None: what fits."""
 
-    speed: bool
-    serve_load: bool
-    prefix: bool
-    paging: bool
-    contended: bool
-    compare: bool
+    chosen: SuiteFlags
+    workload: WorkloadFlags
     spec: bool
-    verify: bool
-    ops: bool
-    prompt_tokens: int | None
-    decode_tokens: int | None
     depths: tuple[int, ...]
     batches: tuple[int, ...]
-    repeats: int
-    seed: int
     texts: tuple[str, ...] = ()
+
+    @property
+    def speed(self) -> bool:
+        """Whether to measure prefill and decode, since nothing else is chosen."""
+        flags = self.chosen
+        loads = (flags.serve_load, flags.prefix, flags.paging, flags.contended)
+        return not any((*loads, flags.compare, self.spec, flags.verify, flags.ops))
 
     @property
     def num_seqs(self) -> int:
         """The largest number of requests at once."""
-        own = max(LOAD_SEQS if self.serve_load else 1, PREFIX_SEQS if self.prefix else 1)
-        own = max(own, VERIFY_SEQS if self.verify else 1)
+        chosen = self.chosen
+        own = max(LOAD_SEQS if chosen.serve_load else 1, PREFIX_SEQS if chosen.prefix else 1)
+        own = max(own, VERIFY_SEQS if chosen.verify else 1)
         return max(own, *self.batches)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest request that the suites make."""
-        lengths = [self.tokens(self.prompt_tokens, PROMPT_TOKENS)]
-        lengths.append(self.tokens(self.decode_tokens, DECODE_TOKENS))
-        lengths = [max(self.depths) + max(lengths)]
-        lengths += [LOAD_TOKENS] if self.serve_load else []
-        lengths += [PREFIX_TOKENS] if self.prefix else []
-        if self.spec or self.verify:
-            said = self.tokens(self.decode_tokens, SPEC_DECODE_TOKENS)
-            lengths.append(self.tokens(self.prompt_tokens, SPEC_PROMPT_TOKENS) + said)
+        num_prompt, num_decode = self.workload.prompt_tokens, self.workload.decode_tokens
+        own = self.tokens(num_prompt, PROMPT_TOKENS), self.tokens(num_decode, DECODE_TOKENS)
+        lengths = [max(self.depths) + max(own)]
+        lengths += [LOAD_TOKENS] if self.chosen.serve_load else []
+        lengths += [PREFIX_TOKENS] if self.chosen.prefix else []
+        if self.spec or self.chosen.verify:
+            said = self.tokens(num_decode, SPEC_DECODE_TOKENS)
+            lengths.append(self.tokens(num_prompt, SPEC_PROMPT_TOKENS) + said)
         return max(lengths) + ROOM
 
     def tokens(self, given: int | None, default: int) -> int:
@@ -153,33 +151,18 @@ def read_suites(
     workload: WorkloadFlags, flags: SuiteFlags, drafts: BenchDraftFlags | None = None
 ) -> Suites:
     """The suites that the flags select. Raises: RequestError."""
+    if flags.compare not in (None, "transformers"):
+        found = f"{flags.compare!r:.40}"
+        raise RequestError(f"--compare must be transformers, found {found}", param="compare")
     spec = drafts is not None and drafts.spec
-    compare = _check_compare(flags.compare)
-    others = (flags.serve_load, flags.prefix, flags.paging, flags.contended, flags.compare)
     return Suites(
-        speed=not any((*others, spec, flags.verify, flags.ops)),
-        serve_load=flags.serve_load,
-        prefix=flags.prefix,
-        paging=flags.paging,
-        contended=flags.contended,
-        compare=compare,
-        spec=spec,
-        verify=flags.verify,
-        ops=flags.ops,
-        prompt_tokens=workload.prompt_tokens,
-        decode_tokens=workload.decode_tokens,
+        flags,
+        workload,
+        spec,
         depths=parse_counts("depth", workload.depth),
         batches=parse_counts("batch", workload.batch or (SPEC_BATCHES if spec else "1")),
-        repeats=workload.repeats,
-        seed=workload.seed,
         texts=() if drafts is None else drafts.read_texts(),
     )
-
-
-def _check_compare(name: str | None) -> bool:
-    if name not in (None, "transformers"):
-        raise RequestError(f"--compare must be transformers, found {name!r:.40}", param="compare")
-    return name is not None
 
 
 def parse_counts(name: str, text: str) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from localllm.cli.bench.flags import RandomWeightFlags, Suites
-from localllm.cli.bench.suites import make_suites
 from localllm.cli.draw.output import is_terminal, note
 from localllm.engine.config import EngineConfig
 from localllm.errors import RequestError
@@ -41,11 +40,13 @@ def bench_model(
 
     imports_s = seconds_since_start()
     subject = _open(model, drawn, config, asked)
+    from localllm.cli.bench.suites import make_suites
+
     suites = make_suites(subject, config, asked, imports_s)
     was_interrupted = _run(suites)
     limits = next((suite.limits for suite in suites if suite.limits is not None), None)
     place = describe_environment(subject.device) | {"kv_cache_dtype": config.kv_cache_dtype}
-    report = Report(place, describe_model(subject), limits, asked.seed, _results(suites))
+    report = Report(place, describe_model(subject), limits, asked.workload.seed, _results(suites))
     return Measured(report, was_interrupted)
 
 
@@ -59,13 +60,17 @@ def bench_server(url: str, model: str | None, asked: Suites) -> Measured:
     server = Server.find(url, model, os.environ.get("OPENAI_API_KEY"))
     suites: list[Suite] = [
         # Each suite has its own requests: those of another may be in the server's cache.
-        RemoteSuite(server, Mix(vocab_size=1 << 16, seed=1000 * asked.seed + 10 * i), at_once)
+        RemoteSuite(
+            server, Mix(vocab_size=1 << 16, seed=1000 * asked.workload.seed + 10 * i), at_once
+        )
         for i, at_once in enumerate(asked.batches)
     ]
     was_interrupted = _run(suites)
     described = {"name": server.model, "url": server.endpoint.url}
     place = describe_environment(None)
-    return Measured(Report(place, described, None, asked.seed, _results(suites)), was_interrupted)
+    return Measured(
+        Report(place, described, None, asked.workload.seed, _results(suites)), was_interrupted
+    )
 
 
 def bench_kernels(alias: str | None, asked: Suites) -> Measured:
@@ -81,11 +86,11 @@ def bench_kernels(alias: str | None, asked: Suites) -> Measured:
     name = alias or DEFAULT_KERNEL_SHAPE
     architecture, _ = catalog_shape(name)
     device = select_device(EngineConfig(device="cuda"))
-    suite = kernel_suite(architecture, device, Clock(GraphTimer(device), asked.repeats))
+    suite = kernel_suite(architecture, device, Clock(GraphTimer(device), asked.workload.repeats))
     was_interrupted = _run([suite])
     described = {"name": name, "kernels": "triton"}
     place = describe_environment(device)
-    report = Report(place, described, suite.limits, asked.seed, suite.results())
+    report = Report(place, described, suite.limits, asked.workload.seed, suite.results())
     return Measured(report, was_interrupted)
 
 
@@ -105,7 +110,7 @@ def _open(
             f"--weights must be {', '.join(WEIGHT_KINDS)}, found {kind!r:.40}", param="weights"
         )
     alias = model or DEFAULT_RANDOM_SHAPE
-    return open_random(alias, cast(Any, kind), config, asked.longest, asked.seed)
+    return open_random(alias, cast(Any, kind), config, asked.longest, asked.workload.seed)
 
 
 def _run(suites: "list[Suite]") -> bool:

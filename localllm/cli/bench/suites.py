@@ -1,9 +1,24 @@
-"""Make the suites of `bench` that run on a model, with their sizes."""
+"""Make the suites of `bench` that run on a model, with their sizes.
+
+Imported once a model is open: all of this imports torch.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from localllm.bench.compare import CompareSuite
+from localllm.bench.contended import ContendedSuite
+from localllm.bench.load import LoadSuite
+from localllm.bench.operators import model_suite
+from localllm.bench.paging import PagingSuite
+from localllm.bench.prefix import PrefixSuite
+from localllm.bench.python_share import PythonShareSuite
+from localllm.bench.results import Suite
+from localllm.bench.speculation import SpeculationSuite
+from localllm.bench.speed import SpeedSuite, SpeedTests
+from localllm.bench.startup import StartupSuite
+from localllm.bench.subject import Subject
+from localllm.bench.verify import VerifySuite
+from localllm.bench.workload import Mix
 from localllm.cli.bench.flags import (
     DECODE_TOKENS,
     PREFIX_TOKENS,
@@ -14,129 +29,48 @@ from localllm.cli.bench.flags import (
 )
 from localllm.engine.config import EngineConfig
 
-if TYPE_CHECKING:
-    from localllm.bench.results import Suite
-    from localllm.bench.speed import SpeedTests
-    from localllm.bench.subject import Subject
-
 
 def make_suites(
-    subject: "Subject", config: EngineConfig, asked: Suites, imports_s: float
-) -> "list[Suite]":
+    subject: Subject, config: EngineConfig, asked: Suites, imports_s: float
+) -> list[Suite]:
     """The start-up suite first, since start-up happens once; then the requested suites. Raises:
     RequestError for sizes that cannot run.
     """
-    from localllm.bench.startup import StartupSuite
+    context, workload = subject.engine.context_length, asked.workload
+    room = context - max(asked.depths) - 2  # tokens of a test after the greatest depth
+    num_prompt = asked.tokens(workload.prompt_tokens, min(PROMPT_TOKENS, room))
+    num_decode = asked.tokens(workload.decode_tokens, min(DECODE_TOKENS, room))
+    counts = (asked.depths, asked.batches, workload.repeats, workload.seed)
+    tests = SpeedTests(num_prompt, num_decode, *counts)
+    tests.check(context, config.max_num_seqs)
+    num_spec = asked.tokens(workload.decode_tokens, min(SPEC_DECODE_TOKENS, room))
+    return [StartupSuite(subject, imports_s), *_asked(subject, config, asked, tests, num_spec)]
 
-    maker = _Maker(subject, config, asked)
-    tests = maker.speed_tests()
-    tests.check(subject.engine.context_length, config.max_num_seqs)
-    return [StartupSuite(subject, imports_s), *maker.suites(tests)]
 
-
-@dataclass(frozen=True, slots=True)
-class _Maker:
-    subject: "Subject"
-    config: EngineConfig
-    asked: Suites
-
-    @property
-    def room(self) -> int:
-        """Tokens that a test may use after the greatest depth."""
-        return self.subject.engine.context_length - max(self.asked.depths) - 2
-
-    @property
-    def num_spec_tokens(self) -> int:
-        return self.asked.tokens(self.asked.decode_tokens, min(SPEC_DECODE_TOKENS, self.room))
-
-    def speed_tests(self) -> "SpeedTests":
-        from localllm.bench.speed import SpeedTests
-
-        asked = self.asked
-        num_prompt = asked.tokens(asked.prompt_tokens, min(PROMPT_TOKENS, self.room))
-        num_decode = asked.tokens(asked.decode_tokens, min(DECODE_TOKENS, self.room))
-        counts = (asked.depths, asked.batches, asked.repeats, asked.seed)
-        return SpeedTests(num_prompt, num_decode, *counts)
-
-    def suites(self, tests: "SpeedTests") -> "Iterator[Suite]":
-        asked = self.asked
-        if asked.speed:
-            yield self._speed(tests)
-        if asked.serve_load:
-            yield from self._load()
-        if asked.prefix:
-            yield self._prefix()
-        if asked.paging:
-            yield self._paging()
-        if asked.contended:
-            yield self._contended(tests.num_decode)
-        if asked.compare:
-            yield self._compare(tests)
-        if asked.spec:
-            yield self._speculation()
-        if asked.verify:
-            yield self._verify()
-        if asked.ops:
-            yield self._operators()
-
-    def _speed(self, tests: "SpeedTests") -> "Suite":
-        from localllm.bench.speed import SpeedSuite
-
-        return SpeedSuite(self.subject, tests)
-
-    def _load(self) -> "Iterator[Suite]":
-        from localllm.bench.load import LoadSuite
-        from localllm.bench.python_share import PythonShareSuite
-        from localllm.bench.workload import Mix
-
-        context = self.subject.engine.context_length
-        yield LoadSuite(
-            self.subject,
-            Mix.within(context, self.subject.architecture.vocab_size, self.asked.seed),
+def _asked(
+    subject: Subject, config: EngineConfig, asked: Suites, tests: SpeedTests, num_spec_tokens: int
+) -> Iterator[Suite]:
+    context, chosen, workload = subject.engine.context_length, asked.chosen, asked.workload
+    repeats, seed = workload.repeats, workload.seed
+    if asked.speed:
+        yield SpeedSuite(subject, tests)
+    if chosen.serve_load:
+        yield LoadSuite(subject, Mix.within(context, subject.architecture.vocab_size, seed))
+        yield PythonShareSuite(subject, config, (1, 16), repeats)
+    if chosen.prefix:
+        yield PrefixSuite(subject, min(PREFIX_TOKENS, context - 2), repeats, seed)
+    if chosen.paging:
+        yield PagingSuite(seed)
+    if chosen.contended:
+        yield ContendedSuite(subject, tests.num_decode, repeats, seed)
+    if chosen.compare:
+        yield CompareSuite(subject, tests)
+    if asked.spec:
+        num_prompt = asked.tokens(workload.prompt_tokens, SPEC_PROMPT_TOKENS)
+        yield SpeculationSuite(
+            subject, asked.batches, num_spec_tokens, repeats, seed, asked.texts, num_prompt
         )
-        yield PythonShareSuite(self.subject, self.config, (1, 16), self.asked.repeats)
-
-    def _prefix(self) -> "Suite":
-        from localllm.bench.prefix import PrefixSuite
-
-        length = min(PREFIX_TOKENS, self.subject.engine.context_length - 2)
-        return PrefixSuite(self.subject, length, self.asked.repeats, self.asked.seed)
-
-    def _paging(self) -> "Suite":
-        from localllm.bench.paging import PagingSuite
-
-        return PagingSuite(self.asked.seed)
-
-    def _contended(self, num_decode: int) -> "Suite":
-        from localllm.bench.contended import ContendedSuite
-
-        return ContendedSuite(self.subject, num_decode, self.asked.repeats, self.asked.seed)
-
-    def _compare(self, tests: "SpeedTests") -> "Suite":
-        from localllm.bench.compare import CompareSuite
-
-        return CompareSuite(self.subject, tests)
-
-    def _speculation(self) -> "Suite":
-        from localllm.bench.speculation import SpeculationSuite
-
-        asked = self.asked
-        return SpeculationSuite(
-            self.subject,
-            asked.batches,
-            self.num_spec_tokens,
-            asked.repeats,
-            asked.seed,
-            asked.texts,
-            asked.tokens(asked.prompt_tokens, SPEC_PROMPT_TOKENS),
-        )
-
-    def _verify(self) -> "Suite":
-        from localllm.bench.verify import VerifySuite
-
-        return VerifySuite(self.subject, self.num_spec_tokens, self.asked.seed)
-
-    def _operators(self) -> "Suite":
-        from localllm.bench.operators import model_suite
-
-        return model_suite(self.subject, self.asked.repeats)
+    if chosen.verify:
+        yield VerifySuite(subject, num_spec_tokens, seed)
+    if chosen.ops:
+        yield model_suite(subject, repeats)
