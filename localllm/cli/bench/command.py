@@ -4,8 +4,6 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from localllm.cli.bench.flags import (
     BenchDraftFlags,
     RandomWeightFlags,
@@ -16,7 +14,7 @@ from localllm.cli.bench.flags import (
 )
 from localllm.cli.bench.runs import bench_kernels, bench_model, bench_server
 from localllm.cli.draw.output import is_terminal, show_controls, write_stdout
-from localllm.cli.flags import suggestions
+from localllm.cli.flags import common
 from localllm.cli.flags.engine_flags import EngineFlags
 from localllm.cli.flags.groups import takes_flags
 from localllm.drafting.speculation_config import SpeculationConfig
@@ -29,11 +27,7 @@ if TYPE_CHECKING:
 @takes_flags
 def bench(
     model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Alias, org/name or folder; pocket if not given.",
-            autocompletion=suggestions.models,
-        ),
+        str | None, common.model("Alias, org/name or folder; pocket if not given.")
     ] = None,
     *,
     workload: WorkloadFlags,

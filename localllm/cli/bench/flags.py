@@ -6,7 +6,7 @@ from typing import Annotated
 
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags
 from localllm.cli.flags.groups import Flags, flag, only, setting
-from localllm.cli.flags.values import parse_speculation
+from localllm.cli.flags.values import parse_choice, parse_speculation
 from localllm.cli.input.user_input import read_file
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
@@ -151,9 +151,8 @@ def read_suites(
     workload: WorkloadFlags, flags: SuiteFlags, drafts: BenchDraftFlags | None = None
 ) -> Suites:
     """The suites that the flags select. Raises: RequestError."""
-    if flags.compare not in (None, "transformers"):
-        found = f"{flags.compare!r:.40}"
-        raise RequestError(f"--compare must be transformers, found {found}", param="compare")
+    if flags.compare is not None:
+        parse_choice("compare", flags.compare, ("transformers",))
     spec = drafts is not None and drafts.spec
     return Suites(
         flags,

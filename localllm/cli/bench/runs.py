@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from localllm.cli.bench.flags import RandomWeightFlags, Suites
 from localllm.cli.draw.output import is_terminal, note
+from localllm.cli.flags.values import parse_choice
 from localllm.engine.config import EngineConfig
 from localllm.errors import RequestError
 
@@ -104,13 +105,9 @@ def _open(
         if drawn.weights is not None:
             raise RequestError("--weights needs --random-weights", param="weights")
         return open_subject(model, config, asked.longest)
-    kind = drawn.weights or WEIGHT_KINDS[0]
-    if kind not in WEIGHT_KINDS:
-        raise RequestError(
-            f"--weights must be {', '.join(WEIGHT_KINDS)}, found {kind!r:.40}", param="weights"
-        )
+    kind = parse_choice("weights", drawn.weights or WEIGHT_KINDS[0], WEIGHT_KINDS)
     alias = model or DEFAULT_RANDOM_SHAPE
-    return open_random(alias, cast(Any, kind), config, asked.longest, asked.workload.seed)
+    return open_random(alias, kind, config, asked.longest, asked.workload.seed)
 
 
 def _run(suites: "list[Suite]") -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from localllm.bench.report import Report
 from localllm.bench.results import Result, Spread
+from localllm.cli.draw.columns import aligned
 
 BAR_CELLS = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -44,11 +45,7 @@ def report_text(report: Report, width: int | None = None) -> str:
 def _table(columns: Sequence[Column], rows: Sequence[Result], width: int | None) -> list[str]:
     """The lines of a table; if one would be too long, verdicts go below their rows."""
     cells = [[name for name, _ in columns], *([get(row) for _, get in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    lines = aligned(cells)
     if width is None or max(map(len, lines)) <= width or columns[-1] is not _VERDICT:
         return lines
     head, *body = _table(columns[:-1], rows, None)

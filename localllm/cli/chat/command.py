@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.chat.flags import ChatFlags
-from localllm.cli.draw.output import choose_colour
+from localllm.cli.draw.output import COLOURS, choose_colour
 from localllm.cli.flags import suggestions
 from localllm.cli.flags.groups import takes_flags
+from localllm.cli.flags.values import parse_choice
 
 if TYPE_CHECKING:
     from localllm.cli.chat.request import ChatRequest
@@ -37,7 +38,7 @@ def chat(
     from localllm.cli.chat.ask_once import ask_once
     from localllm.cli.chat.request import read_request
 
-    choose_colour(flags.answer.color)
+    choose_colour(parse_choice("color", flags.answer.color, COLOURS))
     request = read_request(words or [], flags)
     if flags.lines.each_line:
         from localllm.cli.chat.each_line import answer_lines

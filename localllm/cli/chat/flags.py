@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.overflow import OVERFLOW_POLICIES
+from localllm.cli.draw.output import COLOURS
+from localllm.cli.draw.render import RENDER_MODES
 from localllm.cli.flags import suggestions
 from localllm.cli.flags.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flags.form_flags import FormFlags
@@ -84,11 +86,9 @@ class AnswerFlags(Flags):
     render: str = setting(
         "auto",
         help="On a terminal: rendered markdown (blocks), or the text as it is (plain).",
-        choices=("auto", "blocks", "plain"),
+        choices=RENDER_MODES,
     )
-    color: str = setting(
-        "auto", help="Colours (also NO_COLOR, FORCE_COLOR).", choices=("auto", "always", "never")
-    )
+    color: str = setting("auto", help="Colours (also NO_COLOR, FORCE_COLOR).", choices=COLOURS)
 
     def form(self) -> "AnswerForm":
         """The requested format. Raises: RequestError for more than one."""

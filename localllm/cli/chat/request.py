@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localllm.answer.overflow import OverflowPolicy
+from localllm.answer.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.chat.recorder import Recorder
 from localllm.chat.store import SavedSession
 from localllm.cli.chat.answer import AnswerForm
@@ -13,8 +13,8 @@ from localllm.cli.chat.flags import ChatFlags, ConversationFlags
 from localllm.cli.chat.saved import find_session, open_recorder
 from localllm.cli.chat.words import choose_model_and_prompt, split_files
 from localllm.cli.draw.output import is_terminal, note
-from localllm.cli.draw.render import RenderMode, check_render_mode
-from localllm.cli.flags.values import parse_keepalive, parse_overflow, parse_think
+from localllm.cli.draw.render import RENDER_MODES, RenderMode
+from localllm.cli.flags.values import parse_choice, parse_keepalive, parse_think
 from localllm.cli.input.text_files import read_files
 from localllm.cli.input.user_input import gather_prompt
 from localllm.cli.models.opening import open_noted
@@ -110,7 +110,8 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
     engine = flags.engine_config()
     form = flags.answer.form()
     flags.lines.check()
-    think, render = parse_think(flags.prompt.think), check_render_mode(flags.answer.render)
+    think = parse_think(flags.prompt.think)
+    render = parse_choice("render", flags.answer.render, RENDER_MODES)
     each_line = flags.lines.each_line
     is_raw = flags.prompt.raw
     read = read_files(files, is_raw=is_raw)
@@ -122,7 +123,7 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
         _check_conversation(form)
     system = flags.prompt.system_prompt()
     SamplingParams(**sampling)  # rejects bad values before the model is opened
-    overflow = parse_overflow(flags.conversation.overflow)
+    overflow = parse_choice("overflow", flags.conversation.overflow, OVERFLOW_POLICIES)
     recorder = None if flags.conversation.no_save else open_recorder()
     saved = _find_saved(flags.conversation, recorder)
     goes_on_with = None if saved is None or chosen.is_said else saved.transcript.model

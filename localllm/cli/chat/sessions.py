@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.files import user_path
 from localllm.cli.draw.output import is_terminal, json_line, note, show_controls, write_stdout
 from localllm.cli.draw.terminal import may_delete
@@ -73,10 +74,7 @@ def list_sessions(
         for row in found
     ]
     header = ("ID", "NAME", "TURNS", "USED", "MODEL", "FIRST QUESTION")
-    widths = [max(len(row[i]) for row in [header, *cells]) for i in range(5)]
-    for row_cells in (header, *cells):
-        padded = [f"{cell:{width}}" for cell, width in zip(row_cells, widths, strict=False)]
-        write_stdout(show_controls("  ".join([*padded, row_cells[-1]]).rstrip()) + "\n")
+    write_stdout(show_controls("\n".join(aligned([header, *cells]))) + "\n")
 
 
 @sessions.command()

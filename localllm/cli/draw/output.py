@@ -6,9 +6,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, get_args
 
-from localllm.errors import RequestError
+Colour = Literal["auto", "always", "never"]
+COLOURS: tuple[Colour, ...] = get_args(Colour)
 
 
 class StdoutClosedError(Exception):
@@ -107,20 +108,10 @@ def _visible(char: str) -> str:
     return "\u2421" if code == 0x7F else f"\\x{code:02x}"
 
 
-def check_colour(choice: str) -> None:
-    """Raises: RequestError for a value that `--color` does not accept."""
-    if choice not in ("auto", "always", "never"):
-        raise RequestError(
-            f"--color must be auto, always or never, found {choice!r:.40}", param="color"
-        )
-
-
-def choose_colour(choice: str) -> None:
-    """Apply `--color auto|always|never`. Raises: see `check_colour`.
-
-    It sets NO_COLOR or FORCE_COLOR, which libraries that colour their output read too.
+def choose_colour(choice: Colour) -> None:
+    """Apply `--color`: it sets NO_COLOR or FORCE_COLOR, which libraries that colour their output
+    read too.
     """
-    check_colour(choice)
     if choice != "auto":
         for name, value in (("NO_COLOR", "never"), ("FORCE_COLOR", "always")):
             os.environ.pop(name, None)

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from localllm.cli.draw.output import (
     is_terminal,
@@ -14,13 +14,12 @@ from localllm.cli.draw.output import (
     write_stdout,
 )
 from localllm.cli.draw.thoughts import ThoughtsMode, ThoughtsView
-from localllm.errors import RequestError
 
 if TYPE_CHECKING:
     from localllm.answer.completion import TextEvent
 
 RenderMode = Literal["auto", "blocks", "plain"]
-RENDER_MODES = ("auto", "blocks", "plain")
+RENDER_MODES: tuple[RenderMode, ...] = get_args(RenderMode)
 # Narrower terminals have no room for lists, quotations and tables.
 MIN_MARKDOWN_COLUMNS = 20
 
@@ -106,14 +105,6 @@ def make_printer(mode: RenderMode, *, is_markdown: bool, tints_drafts: bool = Fa
 
     renderer = MarkdownRenderer(has_colour=may_use_colour(sys.stdout))
     return MarkdownPrinter(write_stdout, renderer)
-
-
-def check_render_mode(text: str) -> RenderMode:
-    """Parse `text` as a mode. Raises: RequestError."""
-    for mode in RENDER_MODES:
-        if text == mode:
-            return mode  # type: ignore[return-value]
-    raise RequestError(f"--render must be {', '.join(RENDER_MODES)}, found {text!r:.40}")
 
 
 class AnswerView:

@@ -1,11 +1,14 @@
 """Parse the values of flags."""
 
 import re
+from collections.abc import Sequence
+from typing import TypeVar
 
-from localllm.answer.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 from localllm.text.prompt import THINK_LEVELS, ThinkLevel
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
 def parse_size(text: str, param: str) -> int:
@@ -86,20 +89,16 @@ def parse_logit_bias(entries: list[str]) -> dict[int, float]:
     return biases
 
 
-def parse_overflow(text: str) -> OverflowPolicy:
-    """Parse `text` as a policy. Raises: RequestError."""
-    for policy in OVERFLOW_POLICIES:
-        if text == policy:
-            return policy
-    raise RequestError(
-        f"--overflow must be {' or '.join(OVERFLOW_POLICIES)}, found {text!r:.40}", param="overflow"
-    )
+def parse_choice(name: str, text: str, choices: Sequence[ChoiceT]) -> ChoiceT:
+    """Parse the value of the flag `name`, one of some words. Raises: RequestError."""
+    for choice in choices:
+        if text == choice:
+            return choice
+    *others, last = choices
+    known = f"{', '.join(others)} or {last}" if others else last
+    raise RequestError(f"--{name} must be {known}, found {text!r:.40}", param=name)
 
 
 def parse_think(text: str | None) -> ThinkLevel | None:
     """Parse the value of `--think`. Raises: RequestError."""
-    if text is None or text in THINK_LEVELS:
-        return text
-    raise RequestError(
-        f"--think must be {', '.join(THINK_LEVELS)}, found {text!r:.40}", param="think"
-    )
+    return None if text is None else parse_choice("think", text, THINK_LEVELS)

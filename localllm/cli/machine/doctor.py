@@ -15,7 +15,7 @@ from localllm.cli.draw.output import (
     show_controls,
     write_stdout,
 )
-from localllm.cli.flags import suggestions
+from localllm.cli.flags import common
 from localllm.cli.flags.common import JsonLines
 from localllm.errors import ExitCode, RequestError
 from localllm.user.places import home_folder
@@ -29,12 +29,7 @@ _INDENT = 17
 
 def doctor(
     model: Annotated[
-        str | None,
-        typer.Argument(
-            help="With --gpu: the model whose shapes are checked.",
-            show_default=False,
-            autocompletion=suggestions.models,
-        ),
+        str | None, common.model("With --gpu: the model whose shapes are checked.")
     ] = None,
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Check the GPU's kernels now, on a model's shapes.")

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from localllm.cli.draw.output import check_colour
-from localllm.cli.draw.render import check_render_mode
+from localllm.answer.overflow import OVERFLOW_POLICIES
+from localllm.cli.draw.output import COLOURS
+from localllm.cli.draw.render import RENDER_MODES
 from localllm.cli.flags import values as flag_values
 from localllm.cli.flags.engine_flags import DraftFlags
 from localllm.cli.flags.sampling_flags import SETTINGS
@@ -28,13 +29,13 @@ def _check_speculation(text: str) -> None:
 
 # By the name of the setting.
 CHECKS: dict[str, Callable[[Any], object]] = {
-    "color": check_colour,
+    "color": lambda text: flag_values.parse_choice("color", text, COLOURS),
     "cache_disk": lambda text: flag_values.parse_size(text, "cache-disk"),
     "ctx": flag_values.parse_context,
     "expert_memory": flag_values.parse_expert_memory,
     "keepalive": flag_values.parse_keepalive,
-    "overflow": flag_values.parse_overflow,
-    "render": check_render_mode,
+    "overflow": lambda text: flag_values.parse_choice("overflow", text, OVERFLOW_POLICIES),
+    "render": lambda text: flag_values.parse_choice("render", text, RENDER_MODES),
     "reserve": lambda text: flag_values.parse_size(text, "reserve"),
     "keep_responses": lambda text: flag_values.parse_size(text, "keep-responses"),
     "snapshot_memory": lambda text: flag_values.parse_size(text, "snapshot-memory"),

@@ -3,6 +3,7 @@
 import time
 from dataclasses import asdict
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
 from localllm.cli.draw.words import age, size
 from localllm.cli.flags.common import JsonLines
@@ -32,11 +33,4 @@ def ls(
         for model in found.models
     ]
     header = ("MODEL", "SIZE", "FORMAT", "USED", "STATE")
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]
-    for row in (header, *rows):
-        name, num_bytes, weights, used, state = row
-        line = (
-            f"{name:{widths[0]}}  {num_bytes:>{widths[1]}}  {weights:{widths[2]}}  "
-            f"{used:{widths[3]}}  {state}"
-        )
-        write_stdout(show_controls(line.rstrip()) + "\n")
+    write_stdout(show_controls("\n".join(aligned([header, *rows], right={1}))) + "\n")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
 from localllm.cli.draw.words import size
-from localllm.cli.flags import suggestions
+from localllm.cli.flags import common, suggestions
 from localllm.cli.flags.common import JsonLines
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
 from localllm.cli.flags.groups import Flags, flag, one_of, only, takes_flags
@@ -96,12 +97,7 @@ EngineOfPlan = Annotated[
 @takes_flags
 def plan(
     model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Alias, org/name or folder; without one, the whole catalogue.",
-            show_default=False,
-            autocompletion=suggestions.models,
-        ),
+        str | None, common.model("Alias, org/name or folder; without one, the whole catalogue.")
     ] = None,
     *,
     machine: MachineFlags,
@@ -179,9 +175,8 @@ def plan_table(plan: "ModelPlan", engine: "EngineConfig") -> str:
     if plan.without_kernel:
         kinds = ", ".join(plan.without_kernel)
         rows.append(("no kernel", kinds, "weights are dequantized for each product: slow"))
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
     lines = [f"{plan.shape.name} on {plan.machine.summary}"]
-    lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]
+    lines += [f"  {line}" for line in aligned(rows, right={1})]
     if plan.fits:
         lines += ["it fits", *next_steps(plan, engine)]
     else:
@@ -272,13 +267,7 @@ def catalog_table(machine: "Machine", plans: "list[ModelPlan]") -> str:
                 "" if fits else "does not fit",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [f"on {machine.summary}"]
-    for name, kind, taken, context, speed_text, verdict in rows:
-        lines.append(
-            f"{name:{widths[0]}}  {kind:{widths[1]}}  {taken:>{widths[2]}}  "
-            f"{context:>{widths[3]}}  {speed_text:>{widths[4]}}  {verdict}".rstrip()
-        )
+    lines = [f"on {machine.summary}", *aligned(rows, right={2, 3, 4})]
     return "\n".join(lines) + "\n"
 
 

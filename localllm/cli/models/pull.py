@@ -7,7 +7,7 @@ import typer
 
 from localllm.cli.draw.output import note, write_stdout
 from localllm.cli.draw.words import size
-from localllm.cli.flags import suggestions
+from localllm.cli.flags import common
 from localllm.cli.models.warm import offer_to_warm
 from localllm.errors import DownloadError, ExitCode, RequestError
 from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def pull(
-    model: Annotated[
-        str, typer.Argument(help="Alias or org/name[@revision].", autocompletion=suggestions.models)
-    ],
+    model: Annotated[str, common.model("Alias or org/name[@revision].")],
     int4: Annotated[
         bool, typer.Option("--int4", help="The publisher's own 4-bit version, if there is one.")
     ] = False,

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
 from localllm.cli.flags.common import JsonObject, Model
 from localllm.errors import CheckpointError, TemplateError
@@ -44,10 +45,8 @@ def show(
     elif json_output:
         write_stdout(json_line(_fields(card)))
     else:
-        fields = _fields(card)
-        width = max(map(len, fields))
-        lines = [f"{name:{width}}  {_text(value)}" for name, value in fields.items()]
-        write_stdout(show_controls("\n".join(lines)) + "\n")
+        rows = [(name, _text(value)) for name, value in _fields(card).items()]
+        write_stdout(show_controls("\n".join(aligned(rows))) + "\n")
 
 
 def _render_example(tokenizer: Any, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, print_error, write_stdout
 from localllm.cli.draw.words import duration, size
 from localllm.cli.flags.common import JsonResult, Model
@@ -122,11 +123,7 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
         write_stdout(json_line({"out": outcome.out, **report_json(outcome)}))
         return
     rows = [("", "source", "result"), *summary_rows(outcome)]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [
-        f"{name:<{widths[0]}}  {source:>{widths[1]}}  {result:>{widths[2]}}".rstrip()
-        for name, source, result in rows
-    ]
+    lines = aligned(rows, right={1, 2})
     worst = ", ".join(f"{name} {error:.2%}" for name, error in worst_layers(outcome)[:3])
     lines += [
         f"largest output errors: {worst}",

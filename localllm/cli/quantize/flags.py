@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from localllm.cli.draw.output import note
 from localllm.cli.flags.groups import Flags, flag, setting
+from localllm.cli.flags.values import parse_choice
 from localllm.cli.input.user_input import read_file
 from localllm.errors import RequestError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 # As in `recipe`, whose module imports torch.
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4")
+HEADS = ("keep", "int8")
 FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 
@@ -37,7 +39,7 @@ class RecipeFlags(Flags):
         choices=FILE_FORMATS,
     )
     head: str = setting(
-        "keep", help="Keep the output head as it is, or make it int8.", choices=("keep", "int8")
+        "keep", help="Keep the output head as it is, or make it int8.", choices=HEADS
     )
 
     def check(self) -> None:
@@ -47,10 +49,7 @@ class RecipeFlags(Flags):
             raise RequestError(
                 f"{self.method} produces {wanted_bits} bits, not {self.bits}", param="bits"
             )
-        if self.head not in ("keep", "int8"):
-            raise RequestError(
-                f"--head must be keep or int8, found {self.head!r:.40}", param="head"
-            )
+        parse_choice("head", self.head, HEADS)
 
     def recipe(self, model: str) -> "Recipe":
         """The Recipe that the flags specify for a model, with a note about smaller groups than

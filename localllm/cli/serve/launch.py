@@ -15,7 +15,7 @@ import typer
 
 from localllm.cli.draw.output import is_terminal, note, write_stdout
 from localllm.cli.draw.terminal import confirm
-from localllm.cli.flags import suggestions
+from localllm.cli.flags import common, suggestions
 from localllm.cli.flags.common import Yes
 from localllm.cli.flags.groups import Flags, setting, takes_flags
 from localllm.errors import RequestError
@@ -57,11 +57,7 @@ def launch(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="Alias, org/name or folder; the one of the server that runs if not given.",
-            show_default=False,
-            autocompletion=suggestions.models,
-        ),
+        common.model("Alias, org/name or folder; the one of the server that runs if not given."),
     ] = None,
     arguments: Annotated[
         list[str] | None,

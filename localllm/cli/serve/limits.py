@@ -1,5 +1,6 @@
 """`localllm limits`: the limits on what a client of the server may request."""
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, write_stdout
 from localllm.cli.flags.common import JsonObject
 from localllm.server.limits import LIMITS
@@ -14,6 +15,5 @@ def limits(
     if json_output:
         write_stdout(json_line({name.replace(" ", "_"): value for name, value in rows}))
         return
-    names, values = max(len(name) for name, _ in rows), max(len(f"{v:,}") for _, v in rows)
-    for name, value in rows:
-        write_stdout(f"{name:{names}}  {value:>{values},}\n")
+    lines = aligned(((name, f"{value:,}") for name, value in rows), right={1})
+    write_stdout("\n".join(lines) + "\n")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
 from localllm.cli.draw.words import age, duration, size
 from localllm.cli.flags.common import JsonLines
@@ -41,10 +42,7 @@ def ps(
                 _kept(engine),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        write_stdout("  ".join(cells).rstrip() + "\n")
+    write_stdout("\n".join(aligned(rows)) + "\n")
 
 
 def stop(
