@@ -269,7 +269,7 @@ class Engine:
             if is_out_of_memory(error):
                 self._runner.release_memory()
                 events += self._settle()
-                return events + self._with_drafts(batch, self.scheduler.relieve(batch))
+                return events + self._told(batch, self.scheduler.relieve(batch))
             self._note_if_fatal(error)
             self._state = Unsettled(in_flight, events)
             raise
@@ -329,37 +329,25 @@ class Engine:
         if self.speculator is not None:
             self.speculator.beside(batch, hidden)
 
-    def _with_pooled(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Add what was pooled to the last events of requests that ended."""
-        if self._pooler is None:
-            return events
-        found = {
-            entry.request.request_id: self._pooler.take(entry.request)
-            for entry in batch.requests
-            if entry.request.status is RequestStatus.FINISHED
-        }
-        return [
-            event._replace(pooled=found.get(event.request_id))
-            if event.finish_reason is not None
-            else event
-            for event in events
-        ]
-
-    def _with_scores(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Add the scores of prompts to the first tokens of their answers."""
-        found = {
-            entry.request.request_id: entry.request
-            for entry in batch.requests
-            if entry.request.scores is not None and entry.catches_up
-        }
-        if not found:
-            return events
+    def _told(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Add to events what comes beside tokens: a prompt's scores with its first token, and with
+        its last event what was pooled, and what was drafted.
+        """
+        requests = [entry.request for entry in batch.requests]
+        of_event = {(each.request_id, each.sample): each for each in requests}
+        pooled: dict[int, bytes | None] = {}
+        if self._pooler is not None:  # of those that were aborted too
+            ended = (each for each in requests if each.status is RequestStatus.FINISHED)
+            pooled = {each.request_id: self._pooler.take(each) for each in ended}
         told = []
         for event in events:
-            request = found.get(event.request_id)
-            if event.token_id is not None and request is not None and event.sample == 0:
-                scores, request.scores = request.scores, None
-                event = event if scores is None else event._replace(prompt_scores=scores.pack())
+            request = of_event.get((event.request_id, event.sample))
+            if request is not None and request.scores is not None and event.token_id is not None:
+                event = event._replace(prompt_scores=request.scores.pack())
+                request.scores = None
+            if request is not None and event.finish_reason is not None:
+                found, drafts = pooled.get(request.request_id), self._last_drafts(request)
+                event = event._replace(pooled=found, drafts=drafts)
             told.append(event)
         return told
 
@@ -386,8 +374,7 @@ class Engine:
             self._roll_back(due)
             self._note_if_fatal(error)
             raise
-        events = self._with_pooled(due.batch, self.scheduler.update(due.batch, sampled))
-        events = self._with_scores(due.batch, events)
+        events = self.scheduler.update(due.batch, sampled)
         now = time.perf_counter()
         seconds = now - max(due.began_s, self._collected_s)
         self._collected_s = now
@@ -396,24 +383,7 @@ class Engine:
         if self.speculator:
             self.speculator.learn(StepOutcome(due.batch, sampled, seconds, due.planned))
             self._learned_s = time.perf_counter() - now
-            events = self._with_drafts(due.batch, events)
-        return events
-
-    def _with_drafts(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Add the counts of drafts to the last events of requests that ended."""
-        if all(event.finish_reason is None for event in events):
-            return events
-        found = {
-            (entry.request.request_id, entry.request.sample): self._last_drafts(entry.request)
-            for entry in batch.requests
-            if entry.request.status is RequestStatus.FINISHED
-        }
-        return [
-            event._replace(drafts=found.get((event.request_id, event.sample), ()))
-            if event.finish_reason is not None
-            else event
-            for event in events
-        ]
+        return self._told(due.batch, events)
 
     def _last_drafts(self, request: Request) -> tuple[DraftCount, ...]:
         """The drafts of a request that has ended, which is then forgotten."""
