@@ -38,7 +38,7 @@ from localllm.errors import LocalLLMError
 from localllm.hub.checkpoint import FoundModel
 from localllm.hub.generation_config import read_generation_config
 from localllm.operators.listener import LOGGED, Listener
-from localllm.process.frames import Unpacker
+from localllm.process.frames import Unpacker, received
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.schedule.sampling_params import SamplingParams
@@ -289,7 +289,7 @@ def ask(channel: socket.socket, message: Command) -> Reply | None:
     try:
         channel.settimeout(_HELLO_S)
         channel.sendall(COMMANDS.pack(message))
-        answer = _receive(channel)
+        answer = next(received(channel, Unpacker(REPLIES)), None)
         channel.settimeout(None)
     except (OSError, MessageError):  # the engine has gone, or is of another version
         return None
@@ -323,19 +323,9 @@ def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
 
 def _receive_loaded(channel: socket.socket, listener: Listener) -> Reply | None:
     """The first message after the progress of loading; None if the channel is closed before it."""
-    unpacker = Unpacker(REPLIES)
-    while data := channel.recv(_CHUNK):
-        for message in unpacker.feed(data):
-            if not isinstance(message, Loading):
-                return message
-            tell = listener.line if message.is_line else listener.doing
-            tell(message.text)
-    return None
-
-
-def _receive(channel: socket.socket) -> Reply | None:
-    unpacker = Unpacker(REPLIES)
-    while data := channel.recv(_CHUNK):
-        for message in unpacker.feed(data):
+    for message in received(channel, Unpacker(REPLIES)):
+        if not isinstance(message, Loading):
             return message
+        tell = listener.line if message.is_line else listener.doing
+        tell(message.text)
     return None

@@ -44,7 +44,7 @@ from localllm.attach.messages import (
     Wrote,
 )
 from localllm.errors import BusyError, DeviceError, LocalLLMError, RequestError
-from localllm.process.frames import Unpacker
+from localllm.process.frames import Unpacker, received
 from localllm.process.memory import resident_bytes
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
 # Seconds after a Stop for pending grammars and unsent bytes; and the longest keep-alive.
 _OWED_S, _LONGEST_S = 5.0, 1e8
@@ -390,9 +389,8 @@ class EngineLoop:
 
     def _read_all(self, peer: Peer, unpacker: Unpacker[Command]) -> None:
         try:
-            while data := peer.channel.recv(_CHUNK):
-                for message in unpacker.feed(data):
-                    self._hear(peer, message)
+            for message in received(peer.channel, unpacker):
+                self._hear(peer, message)
         except MessageError:
             _warn_of_nonsense()
         except Exception:

@@ -22,7 +22,6 @@ from localllm.attach.engine_loop import EngineLoop
 from localllm.attach.messages import (
     COMMANDS,
     REPLIES,
-    Command,
     Loading,
     ModelInfo,
     Open,
@@ -33,12 +32,11 @@ from localllm.errors import DeviceError, LocalLLMError
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.operators.listener import Listener
 from localllm.process.ending import end_with
-from localllm.process.frames import Unpacker
+from localllm.process.frames import Unpacker, received
 from localllm.process.log_rate import LogRate
 from localllm.process.messages import Failed
 
 logger = logging.getLogger(__name__)
-_CHUNK = 1 << 16
 
 
 def describe(engine: TextEngine, asked: Open) -> ModelInfo:
@@ -69,20 +67,13 @@ def _tell(channel: socket.socket, message: Reply) -> None:
         channel.sendall(REPLIES.pack(message))
 
 
-def _first(channel: socket.socket, unpacker: Unpacker[Command]) -> Command | None:
-    while data := channel.recv(_CHUNK):
-        for message in unpacker.feed(data):
-            return message
-    return None
-
-
 def main() -> int:
     """Run the process; returns its exit code."""
     # Signals that end the server may reach this process too, which must end only after it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel, unpacker = socket.socket(fileno=int(sys.argv[1])), Unpacker(COMMANDS)
-    asked = _first(channel, unpacker)
+    asked = next(received(channel, unpacker), None)
     if not isinstance(asked, Open):
         return 0
     if asked.keepalive_s is None:

@@ -3,6 +3,7 @@
 Values only, no code: neither side can make the other run anything by a message.
 """
 
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from localllm.process.shapes import MessageError, OneOf
 
 # A prompt of a million tokens takes at most 5 MB: msgpack needs at most 5 bytes for an id.
 MAX_FRAME_BYTES = 64 << 20
+_CHUNK = 1 << 16
 _LENGTH = struct.Struct(">I")
 
 M = TypeVar("M")
@@ -81,3 +83,12 @@ class Unpacker(Generic[M]):
             body = bytes(self._pending[_LENGTH.size : end])
             del self._pending[:end]
             yield self._codec.unpack(body)
+
+
+def received(channel: socket.socket, unpacker: Unpacker[M]) -> Iterator[M]:
+    """The messages that come through `channel`, until the other side closes it.
+
+    Raises: MessageError, OSError.
+    """
+    while data := channel.recv(_CHUNK):
+        yield from unpacker.feed(data)

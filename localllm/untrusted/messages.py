@@ -54,59 +54,47 @@ class OpenGrammars:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeText:
-    """See Tokenizer.encode. → TokenIds."""
-
-    text: bytes
-    add_special_tokens: bool
-    parse_special: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of untrusted input."""
-        return len(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class CountTokens:
-    """See Tokenizer.count_at_least. → TokenCount."""
-
-    text: bytes
-    limit: Annotated[int, Within(0, 1 << 40)]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of untrusted input."""
-        return len(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeChat:
-    """See Tokenizer.encode_chat. → ChatPrompt. `conversation`: messages, tools and the template's
+class _Texts:
+    """A job on untrusted text, or on a conversation: its messages, tools and the template's
     variables, as JSON.
     """
 
-    conversation: bytes
-    think: ThinkLevel | None
-    parse_special: bool
+    text: bytes
 
     @property
     def num_bytes(self) -> int:
         """Bytes of untrusted input."""
-        return len(self.conversation)
+        return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
-class RenderChat:
-    """See Tokenizer.render_chat. → Rendered. `conversation`: see EncodeChat."""
+class EncodeText(_Texts):
+    """See Tokenizer.encode. → TokenIds."""
 
-    conversation: bytes
+    add_special_tokens: bool
+    parse_special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens(_Texts):
+    """See Tokenizer.count_at_least. → TokenCount."""
+
+    limit: Annotated[int, Within(0, 1 << 40)]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeChat(_Texts):
+    """See Tokenizer.encode_chat. → ChatPrompt."""
+
     think: ThinkLevel | None
+    parse_special: bool
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of untrusted input."""
-        return len(self.conversation)
+
+@dataclass(frozen=True, slots=True)
+class RenderChat(_Texts):
+    """See Tokenizer.render_chat. → Rendered."""
+
+    think: ThinkLevel | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from localllm.errors import LocalLLMError
-from localllm.process.frames import Unpacker
+from localllm.process.frames import Unpacker, received
 from localllm.process.memory import address_bytes, return_large_blocks
 from localllm.process.messages import Failed
 from localllm.untrusted.messages import (
@@ -26,10 +26,8 @@ from localllm.untrusted.messages import (
     Opening,
     OpenTexts,
     Stopped,
-    ToWorker,
 )
 
-_CHUNK = 1 << 18
 _MAX_MESSAGE_BYTES = 1 << 30
 # Memory beyond what the process has when a job begins, plus this for each byte of the job's input:
 # an encoded text takes some hundred bytes a token.
@@ -79,12 +77,6 @@ def _answer(work: Callable[[], FromWorker], seconds: float, num_bytes: int) -> F
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _messages(channel: socket.socket) -> Iterator[ToWorker]:
-    unpacker = Unpacker(TO_WORKER, _MAX_MESSAGE_BYTES)
-    while data := channel.recv(_CHUNK):
-        yield from unpacker.feed(data)
-
-
 def main() -> int:
     """Run the process; returns its exit code."""
     return_large_blocks()
@@ -92,7 +84,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    messages = _messages(channel)
+    messages = received(channel, Unpacker(TO_WORKER, _MAX_MESSAGE_BYTES))
     opening = next(messages, None)
     if opening is None or isinstance(opening, Job):
         return 0
