@@ -21,11 +21,10 @@ from localllm.server.chat_asked import ChatAsked, ToolUse
 from localllm.server.choice import AnswerWriter
 from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines
-from localllm.server.guard import Refusal, busy_key
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.places import Places
-from localllm.server.refusals import RefusedError, invalid, refusal_of
+from localllm.server.refusals import Refusal, RefusedError, busy_key, invalid, refusal_of
 from localllm.server.sending import (
     StreamedAnswer,
     WholeAnswer,

@@ -24,7 +24,7 @@ from localllm.server.conversations_api import (
 )
 from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
 from localllm.server.engines import Engines, Health
-from localllm.server.guard import Access, App, Guard, Refusal, wants_page
+from localllm.server.guard import Access, App, Guard, wants_page
 from localllm.server.kept_responses import KeptResponses
 from localllm.server.limits import LIMITS
 from localllm.server.messages_api import MessagesApi
@@ -32,7 +32,13 @@ from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
 from localllm.server.page import PAGE_PATHS, page_file, page_response
 from localllm.server.places import Places
-from localllm.server.refusals import RefusedError, as_response, describe_invalid, refusal_of
+from localllm.server.refusals import (
+    Refusal,
+    RefusedError,
+    as_response,
+    describe_invalid,
+    refusal_of,
+)
 from localllm.server.rerank_api import RerankApi, RerankRequest
 from localllm.server.responses_api import ResponsesApi
 from localllm.server.responses_schema import InputRequest, ResponseRequest

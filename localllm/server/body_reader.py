@@ -8,8 +8,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from localllm.server.guard import App, Receive, Refusal, Scope, Send, too_large
+from localllm.server.guard import App, Receive, Scope, Send
 from localllm.server.limits import LIMITS
+from localllm.server.refusals import Refusal, too_large
 
 # A client that is refused while it sends has this long to read why, and may send this much more.
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 18

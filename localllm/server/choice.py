@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.server.earlier_prompts import Compared
-from localllm.server.guard import Refusal
+from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
 
 Ending = Literal["stop", "length", "tool_calls"]

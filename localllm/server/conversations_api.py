@@ -29,9 +29,8 @@ from localllm.chat.transcript import Transcript, Turn
 from localllm.errors import DiskError, LocalLLMError, RequestError
 from localllm.schedule.request import FinishReason
 from localllm.server.body import Body, Name, WholeBody
-from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
-from localllm.server.refusals import RefusedError, refusal_of
+from localllm.server.refusals import Refusal, RefusedError, refusal_of
 from localllm.server.store_thread import StoreThread
 
 logger = logging.getLogger(__name__)

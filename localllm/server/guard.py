@@ -5,16 +5,16 @@ So a server without keys still checks the name it was called by (Ollama's CVE-20
 """
 
 import hmac
-import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from localllm.server.limits import LIMITS
 from localllm.server.page import PAGE_PATHS
 from localllm.server.places import Places
+from localllm.server.refusals import Refusal, as_response, busy_key, too_large
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -40,55 +40,6 @@ class Access:
         return sha256(key.encode()).digest() if self.keys else b""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An error reply, in OpenAI's terms."""
-
-    status: int
-    message: str
-    kind: str = "invalid_request_error"
-    code: str | None = None
-    param: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The body of the reply."""
-        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": told}
-
-    def content_at(self, path: str) -> dict[str, Any]:
-        """The body of the reply to a request for `path`: Anthropic's API has errors of its own.
-
-        Source: Anthropic's API reference, "Errors".
-        """
-        if not is_anthropic(path):
-            return self.content
-        kind = "invalid_request_error" if self.status < 500 else "api_error"
-        message = self.message
-        if self.code == "context_length_exceeded":
-            message = (
-                f"prompt is too long: {message}"  # by which agents know that it is time to cut
-            )
-        told = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": message}
-        return {"type": "error", "error": told}
-
-
-_ANTHROPIC_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
-def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
 class Guard:
     """Passes allowed requests on, and refuses the others."""
 
@@ -112,7 +63,7 @@ class Guard:
             send = _with_origin(send, origin)
         refusal = self._check(scope["method"], scope["path"], headers)
         if refusal is not None:
-            await _refuse(send, refusal.content_at(scope["path"]), refusal)
+            await as_response(refusal, scope["path"])(scope, receive, send)
             return
         key = _key(headers)
         scope["salt"] = self._access.salt(key)
@@ -125,8 +76,7 @@ class Guard:
             finally:
                 self._places.give_back(scope["key"], 1)
         else:
-            refusal = busy_key()
-            await _refuse(send, refusal.content_at(scope["path"]), refusal)
+            await as_response(busy_key(), scope["path"])(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: dict[str, str]) -> Refusal | None:
         if sum(len(name) + len(value) for name, value in headers.items()) > LIMITS.header_bytes:
@@ -197,22 +147,6 @@ def wants_page(accept: str) -> bool:
     return "text/html" in accept
 
 
-def busy(message: str) -> Refusal:
-    """The refusal for too many requests at once."""
-    kind, code = "rate_limit_error", "rate_limit_exceeded"
-    return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
-
-
-def busy_key() -> Refusal:
-    """The refusal of a key that has as many requests as it may have."""
-    return busy("this key has too many requests at once")
-
-
-def too_large() -> Refusal:
-    """The refusal of a body that is too large."""
-    return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
-
-
 def _hostname(host: str) -> str:
     """The name in a Host header, without its port; empty if there is a user, path or final dot."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]*[A-Za-z0-9_-])(:[0-9]{1,5})?", host)
@@ -256,12 +190,3 @@ async def _allow(send: Send, origin: str, asked: dict[str, str]) -> None:
     start = {"type": "http.response.start", "status": 204, "headers": headers}
     await _with_origin(send, origin)(start)
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _refuse(send: Send, content: dict[str, Any], refusal: Refusal) -> None:
-    body = json.dumps(content).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body))}
-    headers |= refusal.headers
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

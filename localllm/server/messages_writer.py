@@ -10,8 +10,8 @@ from typing import Any, Literal
 from localllm.answer.completion import TextEvent
 from localllm.server.answer_parts import AnswerParts
 from localllm.server.choice import Frame, Usage
-from localllm.server.guard import Refusal
 from localllm.server.messages_schema import as_json
+from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import ToolCall, ToolFormat
 
 PATH = "/v1/messages"

@@ -5,6 +5,7 @@ Source: vLLM's documentation, "Production metrics".
 
 import time
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -12,6 +13,7 @@ from localllm.answer.completion import TextEvent
 from localllm.schedule.request import DraftCount
 from localllm.server.engines import Engines
 
+MetricT = TypeVar("MetricT", Gauge, Counter, Histogram)
 _PREFIX = "localllm:"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -22,51 +24,50 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        self._running = self._gauge("num_requests_running", "Requests in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests waiting for blocks.")
-        self._usage = self._gauge("kv_cache_usage_perc", "Share of the blocks in use; 1 is all.")
-        self._preemptions = self._gauge("num_preemptions", "Requests that were preempted.")
-        self._restarts = self._gauge("engine_restarts", "Engines that ended and were replaced.")
-        self._of_replicas = Gauge(
-            f"{_PREFIX}replica_requests",
+        self._running = self._new(Gauge, "num_requests_running", "Requests in the batch.")
+        self._waiting = self._new(Gauge, "num_requests_waiting", "Requests waiting for blocks.")
+        self._usage = self._new(
+            Gauge, "kv_cache_usage_perc", "Share of the blocks in use; 1 is all."
+        )
+        self._preemptions = self._new(Gauge, "num_preemptions", "Requests that were preempted.")
+        self._restarts = self._new(
+            Gauge, "engine_restarts", "Engines that ended and were replaced."
+        )
+        self._of_replicas = self._new(
+            Gauge,
+            "replica_requests",
             "Requests of each replica, by whether they run or wait.",
-            ("model_name", "replica", "state"),
-            registry=self._registry,
+            "replica",
+            "state",
         )
         # Replicas that have answered: those that are gone are left out.
         self._named: set[str] = set()
-        self._by_replica = Counter(
-            f"{_PREFIX}replica_answers",
-            "Requests that each replica was given.",
-            ("model_name", "replica"),
-            registry=self._registry,
+        self._by_replica = self._new(
+            Counter, "replica_answers", "Requests that each replica was given.", "replica"
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
-        self.generated_tokens = self._counter("generation_tokens", "Tokens of answers.")
-        self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
-        self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens found.")
-        self.drafted_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens.")
-        self.accepted_tokens = self._counter(
-            "spec_decode_num_accepted_tokens", "Draft tokens accepted."
+        self.prompt_tokens = self._new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.generated_tokens = self._new(Counter, "generation_tokens", "Tokens of answers.")
+        self.asked_tokens = self._new(Counter, "prefix_cache_queries", "Prompt tokens looked up.")
+        self.cached_tokens = self._new(Counter, "prefix_cache_hits", "Prompt tokens found.")
+        self.drafted_tokens = self._new(Counter, "spec_decode_num_draft_tokens", "Draft tokens.")
+        self.accepted_tokens = self._new(
+            Counter, "spec_decode_num_accepted_tokens", "Draft tokens accepted."
         )
         self._by_drafter = {
-            kind: Counter(
-                f"{_PREFIX}{kind}_by_drafter",
+            kind: self._new(
+                Counter,
+                f"{kind}_by_drafter",
                 f"Draft tokens of finished samples that were {kind.partition('_')[0]}, by drafter.",
-                ("model_name", "drafter"),
-                registry=self._registry,
+                "drafter",
             )
             for kind in ("drafted_tokens", "accepted_tokens")
         }
-        self.endings = Counter(
-            f"{_PREFIX}request_success",
-            "Finished samples, by reason.",
-            ("model_name", "finished_reason"),
-            registry=self._registry,
+        self.endings = self._new(
+            Counter, "request_success", "Finished samples, by reason.", "finished_reason"
         )
-        self.first_token_s = self._histogram("time_to_first_token_seconds", "Time to first token.")
-        self.token_s = self._histogram("inter_token_latency_seconds", "Time between two tokens.")
-        self.whole_s = self._histogram("e2e_request_latency_seconds", "Time to the end.")
+        self.first_token_s = self._seconds("time_to_first_token_seconds", "Time to first token.")
+        self.token_s = self._seconds("inter_token_latency_seconds", "Time between two tokens.")
+        self.whole_s = self._seconds("e2e_request_latency_seconds", "Time to the end.")
 
     def answered(self, replica: str) -> None:
         """Count a request of one of several engines, however it ended."""
@@ -104,23 +105,16 @@ class Metrics:
         self._restarts.set(engines.num_restarts)
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        made = Gauge(f"{_PREFIX}{name}", meaning, ("model_name",), registry=self._registry)
-        return made.labels(self._model)
+    def _new(
+        self, kind: type[MetricT], name: str, meaning: str, *labels: str, **more: Any
+    ) -> MetricT:
+        """A metric of this model; the user of one with further `labels` gives the model's too."""
+        names = ("model_name", *labels)
+        made = kind(f"{_PREFIX}{name}", meaning, names, registry=self._registry, **more)
+        return made if labels else made.labels(self._model)
 
-    def _counter(self, name: str, meaning: str) -> Counter:
-        made = Counter(f"{_PREFIX}{name}", meaning, ("model_name",), registry=self._registry)
-        return made.labels(self._model)
-
-    def _histogram(self, name: str, meaning: str) -> Histogram:
-        made = Histogram(
-            f"{_PREFIX}{name}",
-            meaning,
-            ("model_name",),
-            registry=self._registry,
-            buckets=_SECONDS,
-        )
-        return made.labels(self._model)
+    def _seconds(self, name: str, meaning: str) -> Histogram:
+        return self._new(Histogram, name, meaning, buckets=_SECONDS)
 
 
 class Meter:

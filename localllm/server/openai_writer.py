@@ -15,7 +15,7 @@ from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.schedule.logprobs import read_scores
 from localllm.schedule.request import FinishReason
 from localllm.server.choice import Choice, Frame, Usage
-from localllm.server.guard import Refusal
+from localllm.server.refusals import Refusal
 from localllm.server.token_texts import Shown, TextOffsets, TokenTexts
 from localllm.text.prompt_writer import NUM_CONTEXT_TOKENS
 from localllm.text.tokenizer import Tokenizer

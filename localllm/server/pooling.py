@@ -12,8 +12,7 @@ from localllm.schedule.request import FinishReason
 from localllm.schedule.sampling_params import Pooling, SamplingParams
 from localllm.server.answering import Answering
 from localllm.server.choice import Usage
-from localllm.server.guard import busy_key
-from localllm.server.refusals import RefusedError, refusal_of
+from localllm.server.refusals import RefusedError, busy_key, refusal_of
 from localllm.text.prompt import Prompt
 
 # Prompts of one request that are computed at once; others of the engine's requests get their turns.

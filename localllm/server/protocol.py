@@ -10,8 +10,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
+from localllm.server.refusals import Refusal
 
 # Seconds between checks that a client reads what it is sent; and the bytes that it has to read in
 # LIMITS.idle_seconds.

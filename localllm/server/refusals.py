@@ -1,6 +1,7 @@
-"""Turns errors into refusals with a fitting status."""
+"""Error replies, in the terms of OpenAI and Anthropic, and which one an error is told by."""
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -16,7 +17,72 @@ from localllm.errors import (
     StepMemoryError,
     TemplateError,
 )
-from localllm.server.guard import Refusal, busy
+from localllm.server.limits import LIMITS
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error reply, in OpenAI's terms."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body of the reply."""
+        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def content_at(self, path: str) -> dict[str, Any]:
+        """The body of the reply to a request for `path`: Anthropic's API has errors of its own.
+
+        Source: Anthropic's API reference, "Errors".
+        """
+        if not is_anthropic(path):
+            return self.content
+        kind = "invalid_request_error" if self.status < 500 else "api_error"
+        message = self.message
+        if self.code == "context_length_exceeded":
+            message = (
+                f"prompt is too long: {message}"  # by which agents know that it is time to cut
+            )
+        told = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": message}
+        return {"type": "error", "error": told}
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def busy(message: str) -> Refusal:
+    """The refusal for too many requests at once."""
+    kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
+
+
+def busy_key() -> Refusal:
+    """The refusal of a key that has as many requests as it may have."""
+    return busy("this key has too many requests at once")
+
+
+def too_large() -> Refusal:
+    """The refusal of a body that is too large."""
+    return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
 
 
 class RefusedError(Exception):

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from localllm.chat.response_store import StoredResponse
 from localllm.errors import LocalLLMError
 from localllm.server.answering import Answering
-from localllm.server.guard import Refusal
 from localllm.server.kept_responses import KeptResponses
-from localllm.server.refusals import RefusedError, refusal_of
+from localllm.server.refusals import Refusal, RefusedError, refusal_of
 from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.responses_writer import ResponsesWriter
 from localllm.server.sending import with_changes

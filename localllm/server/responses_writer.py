@@ -11,7 +11,7 @@ from typing import Any, Literal
 from localllm.answer.completion import TextEvent
 from localllm.server.answer_parts import AnswerParts
 from localllm.server.choice import Frame, Usage
-from localllm.server.guard import Refusal
+from localllm.server.refusals import Refusal
 from localllm.server.responses_schema import ChosenFunction, ResponseRequest
 from localllm.text.tool_calls import ToolCall, ToolFormat
 

@@ -16,10 +16,9 @@ from localllm.errors import LocalLLMError
 from localllm.schedule.request import FinishReason
 from localllm.server.choice import AnswerWriter, Frame
 from localllm.server.engines import AnswerStream
-from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter
-from localllm.server.refusals import as_response, refusal_of
+from localllm.server.refusals import Refusal, as_response, refusal_of
 from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from server.conftest import Server, end, start_server
 from localllm.process.log_rate import LINES, WINDOW_S, LogRate
 from localllm.server import body_reader, protocol
 from localllm.server.body_reader import BodyReader
-from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.protocol import PatientProtocol
+from localllm.server.refusals import Refusal
 
 HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
 

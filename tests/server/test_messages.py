@@ -16,8 +16,8 @@ from server.tool_calling import TOOLS
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.schedule.request import FinishReason
 from localllm.server.choice import Frame
-from localllm.server.guard import Refusal
 from localllm.server.messages_writer import MessagesWriter
+from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import HERMES
 
 QUESTION: Any = [{"role": "user", "content": "What is the KV cache?"}]

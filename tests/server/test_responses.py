@@ -17,7 +17,7 @@ from server.tool_calling import TOOLS
 from localllm.answer.completion import TextEvent
 from localllm.schedule.request import FinishReason
 from localllm.server.choice import Frame
-from localllm.server.guard import Refusal
+from localllm.server.refusals import Refusal
 from localllm.server.responses_schema import ITEMS, ResponseRequest, messages_of
 from localllm.server.responses_writer import ResponsesWriter
 from localllm.text.tool_calls import HERMES
