@@ -1,5 +1,9 @@
 """8-bit products under Triton's interpreter against float64: rows, shapes, scales, splits."""
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
@@ -22,13 +26,21 @@ def workspace_of(num_processors: int) -> Workspace:
     return workspace
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("num_rows", [0, 1, 17, 64, 130])
-@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_int8(
-    width_in: int, width_out: int, num_rows: int, has_bias: bool, dtype: torch.dtype
-) -> None:
+def every_other(*lists: Sequence[Any]) -> list[Any]:
+    """All combinations, each with either of `TOLERANCE` in turn; with both in the slow suite."""
+    return [
+        pytest.param(*each, dtype, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
+        for i, each in enumerate(product(*lists))
+        for j, dtype in enumerate(TOLERANCE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_rows", "has_bias", "dtype"),
+    every_other(SHAPES, [0, 1, 17, 64, 130], [True, False]),
+)
+def test_int8(shape: tuple[int, int], num_rows: int, has_bias: bool, dtype: torch.dtype) -> None:
+    width_in, width_out = shape
     codes = torch.randint(-127, 128, (width_out, width_in), dtype=torch.int8)
     scales = (torch.rand(width_out) / 100 / width_in**0.5).to(dtype)
     bias = torch.randn(width_out).to(dtype) if has_bias else None
@@ -43,16 +55,17 @@ def test_int8(
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("num_rows", [0, 1, 17, 130])
-@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
-@pytest.mark.parametrize("block", [(1, 1 << 20), (128, 128), (64, 256)])
+@pytest.mark.parametrize(
+    ("shape", "num_rows", "block", "dtype"),
+    every_other(SHAPES, [0, 1, 17, 130], [(1, 1 << 20), (128, 128), (64, 256)]),
+)
 def test_fp8(
-    block: tuple[int, int], width_in: int, width_out: int, num_rows: int, dtype: torch.dtype
+    shape: tuple[int, int], num_rows: int, block: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    width_in, width_out = shape
     codes = torch.randn(width_out, width_in).to(torch.float8_e4m3fn)
-    shape = (-(-width_out // block[0]), -(-width_in // block[1]))
-    scales = torch.rand(shape) / width_in**0.5
+    num_blocks = (-(-width_out // block[0]), -(-width_in // block[1]))
+    scales = torch.rand(num_blocks) / width_in**0.5
     bias = torch.randn(width_out).to(dtype) if width_out > 50 else None
     x = torch.randn(num_rows, width_in).to(dtype)
     with GuardedMemory() as memory:

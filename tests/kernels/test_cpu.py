@@ -412,6 +412,7 @@ def test_all_instruction_sets_give_the_same_bits(
             folder.mkdir()
             # Compiling is what takes long here; what is optimised does not change a bit.
             monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking, "-O1"))
+            monkeypatch.setattr(build, "_SOURCES", sources_of_products(folder))
         try:
             linears = CpuLinears(load_library(folder), Team())
         except BuildError:
@@ -426,6 +427,15 @@ def test_all_instruction_sets_give_the_same_bits(
     # With fused products or without; the integers are the same.
     torch.testing.assert_close(found[1], found[0], atol=0, rtol=1e-5)
     torch.testing.assert_close(found[2], found[0], atol=0, rtol=1e-5)
+
+
+def sources_of_products(folder: Path) -> list[Path]:
+    """Those that products with weights need, and how many floats are in a vector."""
+    own = Path(build.__file__).parent
+    lanes = folder / "lanes.c"
+    lanes.write_text(f'#include "{own / "common.h"}"\nconst int64_t lanes = LANES;\n')
+    linears = [own / f"{kind}_linear.c" for kind in ("float32", "bfloat16", "integer")]
+    return [*linears, own / "team.c", lanes]
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -139,8 +139,10 @@ def check_fragments(
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window", "num_splits", "kv_dtype", "dtype"),
     [
-        (4, 2, 64, None, 3, torch.int8, torch.bfloat16),
-        (4, 1, 128, None, 2, torch.float8_e4m3fn, torch.float16),
+        pytest.param(4, 2, 64, None, 3, torch.int8, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(
+            4, 1, 128, None, 2, torch.float8_e4m3fn, torch.float16, marks=pytest.mark.slow
+        ),
         (5, 1, 64, 40, 1, torch.int8, torch.float16),
         (1, 1, 128, 1, 2, torch.float8_e4m3fn, torch.bfloat16),
     ],
@@ -419,8 +421,22 @@ def check_splits(
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
-@pytest.mark.parametrize(("num_hidden", "window"), [(1, None), (70, None), (20, 40)])
+@pytest.mark.parametrize(
+    ("num_hidden", "window", "kv_dtype"),
+    [
+        (70, None, torch.float32),
+        (20, 40, torch.int8),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                (1, None, torch.int8),
+                (1, None, torch.float32),
+                (70, None, torch.int8),
+                (20, 40, torch.float32),
+            ]
+        ),
+    ],
+)
 def test_hidden_keys(kv_dtype: torch.dtype, num_hidden: int, window: int | None) -> None:
     """In one and in several parts; some requests have no other keys."""
     kernels = [(paged_attention_decode, [(1, 1), *WINDOWS]), (paged_attention_prefill, MIXED)]
@@ -432,9 +448,21 @@ def test_hidden_keys(kv_dtype: torch.dtype, num_hidden: int, window: int | None)
         check_splits(kernel, batch, expected, scale=0.3, window=window, num_hidden=num_hidden)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize(
-    ("cap", "has_sinks", "window"), [(1.5, False, None), (None, True, 40), (1.5, True, None)]
+    ("cap", "has_sinks", "window", "kv_dtype"),
+    [
+        (1.5, True, None, torch.float32),
+        (None, True, 40, torch.int8),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                (1.5, False, None, torch.int8),
+                (1.5, False, None, torch.float32),
+                (1.5, True, None, torch.int8),
+                (None, True, 40, torch.float32),
+            ]
+        ),
+    ],
 )
 def test_capped_scores_and_sinks(
     kv_dtype: torch.dtype, cap: float | None, has_sinks: bool, window: int | None

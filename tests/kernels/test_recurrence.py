@@ -4,11 +4,10 @@ GPU what torch's gives.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-import triton
 from guards import needs_interpreter
 
 from localllm.engine.chosen_operators import library_folder
@@ -35,25 +34,44 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float32  # of the matrices
 
 
-@pytest.fixture(params=["torch", "C", "triton"])
-def rule(request: pytest.FixtureRequest) -> Rule:
-    if request.param == "torch":
+RULES = ["torch", "C", "triton"]
+KINDS = ["delta", "mamba", "delta, half", "mamba, half"]
+
+
+def rule_of(name: str) -> Rule:
+    if name == "torch":
         return recurrence_reference
-    if request.param == "triton":
-        if not triton.knobs.runtime.interpret:
-            pytest.skip("Triton's interpreter is off")
-        return recurrence
-    return cpu_ops(library_folder()).recurrence
+    return recurrence if name == "triton" else cpu_ops(library_folder()).recurrence
 
 
-@pytest.fixture(params=["delta", "mamba", "delta, half", "mamba, half"])
-def case(rule: Rule, request: pytest.FixtureRequest) -> Case:
-    heads = DELTA if request.param.startswith("delta") else MAMBA
-    if rule is recurrence and request.param == "mamba, half":
-        pytest.skip("the delta rule's stands for it: minutes under Triton's interpreter")
-    if rule is recurrence:  # whose interpreter takes milliseconds for a token of a head
+def case_of(rule: str, kind: str) -> Case:
+    heads = DELTA if kind.startswith("delta") else MAMBA
+    if rule == "triton":  # whose interpreter takes milliseconds for a token of a head
         heads = replace(heads, num_keys=1, num_values=1, key_width=7, value_width=5)
-    return Case(rule, heads, torch.float16 if "half" in request.param else torch.float32)
+    return Case(rule_of(rule), heads, torch.float16 if "half" in kind else torch.float32)
+
+
+def every_case(*values: object) -> list[Any]:
+    """Every rule and kind with each of `values`; interpreted, each kind with one of them, and each
+    with each in the slow suite.
+    """
+    return [
+        pytest.param(
+            rule,
+            kind,
+            *([value] if values else []),
+            marks=marks_of(rule, is_slow=bool(values) and i != place % len(values)),
+        )
+        for rule in RULES
+        for place, kind in enumerate(KINDS)
+        for i, value in enumerate(values or [None])
+    ]
+
+
+def marks_of(rule: str, *, is_slow: bool) -> list[pytest.MarkDecorator]:
+    if rule != "triton":
+        return []
+    return [needs_interpreter, pytest.mark.slow] if is_slow else [needs_interpreter]
 
 
 def weights_of(heads: Heads, taps: int = 4) -> RecurrenceWeights:
@@ -107,8 +125,12 @@ def read(cache: StateCache, slot: int, position: int) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("sizes", [[1] * LENGTH, [3, 1, 16, 2, 23], [7, 38], [17, 28]])
-def test_steps_give_the_same_bits_as_the_whole(case: Case, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "kind", "sizes"),
+    every_case([3, 1, 16, 2, 23], [7, 38], [17, 28], [1] * LENGTH),
+)
+def test_steps_give_the_same_bits_as_the_whole(rule: str, kind: str, sizes: list[int]) -> None:
+    case = case_of(rule, kind)
     rows, weights = rows_of(case.heads, LENGTH), weights_of(case.heads)
     cache, found, start = cache_of(case, 3), [], 0
     for size in sizes:
@@ -119,8 +141,9 @@ def test_steps_give_the_same_bits_as_the_whole(case: Case, sizes: list[int]) -> 
     assert cache.rows[[0, 2]].isnan().all()
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 21, 35])
-def test_a_copy_within_a_step_is_the_state_there(case: Case, num_rows: int) -> None:
+@pytest.mark.parametrize(("rule", "kind", "num_rows"), every_case(1, 16, 21, 35))
+def test_a_copy_within_a_step_is_the_state_there(rule: str, kind: str, num_rows: int) -> None:
+    case = case_of(rule, kind)
     rows, weights = rows_of(case.heads, LENGTH), weights_of(case.heads)
     cache, other = cache_of(case, 3), cache_of(case, 2, ring=4)
     step(case, rows[:5], 0, weights, cache)
@@ -131,48 +154,56 @@ def test_a_copy_within_a_step_is_the_state_there(case: Case, num_rows: int) -> N
     assert found.equal(step(case, rows, 0, weights, cache_of(case, 2))[position:])
 
 
-@pytest.mark.parametrize("accepted", [0, 2, 5])
-def test_a_step_goes_on_behind_accepted_drafts(case: Case, accepted: int) -> None:
-    rule, heads, _ = case
+@pytest.mark.parametrize(("rule", "kind", "accepted"), every_case(0, 2, 5))
+def test_a_step_goes_on_behind_accepted_drafts(rule: str, kind: str, accepted: int) -> None:
+    case = case_of(rule, kind)
+    recur, heads = case.rule, case.heads
     rows, weights = rows_of(heads, LENGTH), weights_of(heads)
     cache, drafts = cache_of(case, 3), rows_of(heads, 5 - accepted)
     step(case, rows[:20], 0, weights, cache)
     # One settled row, then five drafts.
     states = StateSlots((1,), (0, 6), (20,), (20,), (21,))
     drafted = torch.cat([rows[20 : 21 + accepted], drafts])
-    rule(columns(drafted, heads), weights, heads, cache, states)
+    recur(columns(drafted, heads), weights, heads, cache, states)
     start = 21 + accepted
     states = StateSlots((1,), (0, LENGTH - start), (start,), (21,), (LENGTH,))
-    found = rule(columns(rows[start:], heads), weights, heads, cache, states)
+    found = recur(columns(rows[start:], heads), weights, heads, cache, states)
     assert found.equal(step(case, rows, 0, weights, cache_of(case, 2))[start:])
 
 
-@pytest.mark.parametrize(
-    "heads",
-    [
-        DELTA,
-        Heads(1, 2, 7, 5, is_delta=True),
-        Heads(2, 4, 64, 128, is_delta=True),
-        Heads(1, 3, 128, 64, is_delta=True),
-        MAMBA,
-        Heads(1, 2, 7, 5, is_delta=False),
-        Heads(1, 6, 64, 16, is_delta=False),
-        Heads(2, 2, 128, 64, is_delta=False),
-    ],
-    ids=str,
-)
+HEADS = [
+    DELTA,
+    Heads(1, 2, 7, 5, is_delta=True),
+    Heads(2, 4, 64, 128, is_delta=True),
+    Heads(1, 3, 128, 64, is_delta=True),
+    MAMBA,
+    Heads(1, 2, 7, 5, is_delta=False),
+    Heads(1, 6, 64, 16, is_delta=False),
+    Heads(2, 2, 128, 64, is_delta=False),
+]
+
+
 @pytest.mark.parametrize("taps", [2, 4])
-def test_it_gives_what_torch_gives(rule: Rule, heads: Heads, taps: int) -> None:
-    if rule is recurrence and heads.num_values * heads.key_width > 14:
-        pytest.skip("takes long under Triton's interpreter, see test_wide_heads_in_triton")
-    check_against_torch(rule, heads, taps)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rule", ["torch", "C"])
+def test_it_gives_what_torch_gives(rule: str, heads: Heads, taps: int) -> None:
+    check_against_torch(rule_of(rule), heads, taps)
 
 
 @needs_interpreter
-@pytest.mark.slow
-@pytest.mark.parametrize("taps", [2, 4])
-def test_wide_heads_in_triton(taps: int) -> None:
-    check_against_torch(recurrence, Heads(2, 2, 128, 64, is_delta=False), taps)
+@pytest.mark.parametrize(
+    ("heads", "taps"),
+    [
+        (HEADS[1], 4),
+        (HEADS[5], 2),
+        *(
+            pytest.param(heads, taps, marks=pytest.mark.slow)
+            for heads, taps in [(HEADS[1], 2), (HEADS[5], 4), (HEADS[-1], 2), (HEADS[-1], 4)]
+        ),
+    ],
+)
+def test_so_does_the_kernel(heads: Heads, taps: int) -> None:
+    check_against_torch(recurrence, heads, taps)
 
 
 def check_against_torch(rule: Rule, heads: Heads, taps: int) -> None:
@@ -207,7 +238,10 @@ def check_against_torch(rule: Rule, heads: Heads, taps: int) -> None:
             torch.testing.assert_close(*held, atol=1e-4, rtol=1e-4)
 
 
-def test_a_matrix_in_half_precision_is_rounded_as_torch_rounds_it(case: Case) -> None:
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("rule", ["torch", "C", pytest.param("triton", marks=needs_interpreter)])
+def test_a_matrix_in_half_precision_is_rounded_as_torch_rounds_it(rule: str, kind: str) -> None:
+    case = case_of(rule, kind)
     rows, weights = rows_of(case.heads, LENGTH), weights_of(case.heads)
     half = case._replace(dtype=torch.float16)
     caches = [cache_of(half, 2) for _ in range(2)]

@@ -13,6 +13,7 @@ from guards import needs_interpreter
 
 from localllm.cli.models.plan import plan_table
 from localllm.cost.planning import machine_with, plan_model, shape_of
+from localllm.engine.chosen_operators import library_folder
 from localllm.engine.config import EngineConfig
 from localllm.hub.catalog import resolve_model
 from localllm.model.linear import DequantizedLinear, packed_linear
@@ -49,7 +50,12 @@ def weights(width_in: int) -> list[PackedWeight]:
 def test_there_is_a_kernel_where_the_traits_say_so(
     name: str, dtype: torch.dtype, width_in: int
 ) -> None:
-    ops = {"torch": lambda: TORCH_OPS, "c": cpu_ops, "triton": lambda: triton_ops("cpu")}[name]()
+    tables = {
+        "torch": lambda: TORCH_OPS,
+        "c": lambda: cpu_ops(library_folder()),
+        "triton": lambda: triton_ops("cpu"),
+    }
+    ops = tables[name]()
     for weight in weights(width_in):
         product = packed_linear(weight, None, dtype, ops.linears)
         has_kernel = ops.traits.has_kernel(weight.layout, dtype, "cpu")
@@ -59,7 +65,8 @@ def test_there_is_a_kernel_where_the_traits_say_so(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_what_is_planned_with_is_what_is_loaded(backend: str, dtype: torch.dtype) -> None:
-    assert find_traits("cpu", backend, dtype) is select_ops("cpu", backend, dtype).traits
+    ops = select_ops("cpu", backend, dtype, library_folder=library_folder())
+    assert find_traits("cpu", backend, dtype) is ops.traits
 
 
 def test_without_a_compiler_torchs_operators_are_planned_with(
@@ -82,7 +89,7 @@ def test_a_product_without_a_kernel_is_told_once_and_planned(
     request = QuantizeRequest(str(source), folder, recipe, asked, torch.device("cpu"), verify=False)
     quantize_model(request, lambda *done: None)
     with caplog.at_level(logging.WARNING):
-        load_folder(folder, torch.bfloat16, cpu_ops())
+        load_folder(folder, torch.bfloat16, cpu_ops(library_folder()))
     told = [each.message for each in caplog.records if "no kernel" in each.message]
     assert told == [
         "no kernel multiplies with fp8 weights here: they are dequantized for each product, "
