@@ -115,7 +115,7 @@ def speculator_of(
 
 
 @drawn(
-    35,
+    24,
     100,
     models,
     st.one_of(few, st.lists(st.tuples(repeating, looping), min_size=1, max_size=3)),
@@ -157,7 +157,7 @@ def test_drafts_change_no_token(
 
 
 @drawn(
-    12,
+    8,
     40,
     st.sampled_from([name for name in READ if name in ALL_MODELS]),
     few,
@@ -192,7 +192,7 @@ def test_drafts_of_an_assistant_change_no_token(
 
 
 @drawn(
-    18,
+    12,
     50,
     models,
     few,

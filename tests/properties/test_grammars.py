@@ -50,7 +50,7 @@ constrained_requests = st.lists(st.tuples(prompts, constrained), min_size=1, max
 
 
 @drawn(
-    28,
+    16,
     80,
     models,
     constrained_requests,
