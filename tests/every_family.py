@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
 from checkpoints import tiny_config
+
+from localllm.model.families.table import architecture_of
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _TWO_KINDS: dict[str, Any] = {"sliding_window": 24, "layer_types": [SLIDING, FULL]}
@@ -238,6 +241,27 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
 def class_of(family: str) -> str:
     """The class of a row of the table."""
     return family.partition(",")[0]
+
+
+def firsts_of_their_kind() -> set[str]:
+    """Families with blocks of a kind that no family before them has, one for each kind."""
+    seen, found = set[type](), set[str]()
+    for family in EVERY_FAMILY:
+        layers = architecture_of(small_config(family)).layers
+        kinds = {type(place.block) for layer in layers for place in layer.places}
+        if kinds - seen:
+            seen |= kinds
+            found.add(family)
+    return found
+
+
+def by_kind() -> list[Any]:
+    """Every family as a parameter, with those slow whose blocks are of kinds seen before."""
+    firsts = firsts_of_their_kind()
+    return [
+        pytest.param(each, marks=[] if each in firsts else pytest.mark.slow)
+        for each in EVERY_FAMILY
+    ]
 
 
 def small_config(family: str) -> dict[str, Any]:

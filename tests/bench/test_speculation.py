@@ -41,9 +41,9 @@ def test_a_model_says_what_it_is_told(subject: Subject) -> None:
 
 def test_drafts_save_steps_on_text_that_repeats(subject: Subject) -> None:
     assert subject.speculator is not None
-    for script in make_scripts(subject, 60, seed=0):
+    for script in make_scripts(subject, 20, seed=0, num_prompt=100):
         plain = run_script(subject.engine, None, script, 2)
-        assert (plain.num_steps, plain.num_drafted, plain.num_accepted) == (59, 0, 0)
+        assert (plain.num_steps, plain.num_drafted, plain.num_accepted) == (19, 0, 0)
     edit = make_scripts(subject, 60, seed=0)[0]
     # Several, since what is drafted rests on measured times, which a busy machine disturbs.
     every = [run_script(subject.engine, subject.speculator.renewed(), edit, 1) for _ in range(5)]
@@ -52,16 +52,19 @@ def test_drafts_save_steps_on_text_that_repeats(subject: Subject) -> None:
         assert drafting.num_steps == drafting.num_tokens - drafting.num_accepted
 
 
-@pytest.mark.parametrize("num_tokens", [15, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("batches", "num_tokens", "num_prompt"),
+    [((2,), 9, 80), pytest.param((1, 2), 30, 700, marks=pytest.mark.slow)],
+)
 def test_the_suite_tells_tokens_a_step_and_what_was_accepted(
-    subject: Subject, num_tokens: int
+    subject: Subject, batches: tuple[int, ...], num_tokens: int, num_prompt: int
 ) -> None:
-    suite = SpeculationSuite(subject, (1, 2), num_tokens, 1, seed=0)
+    suite = SpeculationSuite(subject, batches, num_tokens, 1, seed=0, num_prompt=num_prompt)
     suite.run(lambda what: None)
     index, *rows = suite.results()
     assert index.suite == "suffix index"
     assert index.found["bytes"] < 200e6
-    assert [row.conditions["batch"] for row in rows] == [1] * 21 + [2] * 21
+    assert [row.conditions["batch"] for row in rows] == [b for b in batches for _ in range(21)]
     assert {row.conditions["drafters"] for row in rows} == {
         "n-grams",
         "head",

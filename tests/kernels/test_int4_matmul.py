@@ -19,17 +19,28 @@ CPU = torch.device("cpu")
 pytestmark = needs_interpreter
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 64, 65, 200])
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_any_number_of_rows(dtype: torch.dtype, num_rows: int, is_symmetric: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "is_symmetric", "dtype"),
+    [
+        pytest.param(rows, i == 0, dtype, marks=[] if i == (j + turn) % 2 else pytest.mark.slow)
+        for turn, rows in enumerate((0, 1, 2, 17, 64, 65, 200))
+        for i in (0, 1)
+        for j, dtype in enumerate(DTYPES)
+    ],
+)
+def test_any_number_of_rows(num_rows: int, is_symmetric: bool, dtype: torch.dtype) -> None:
     Case(256, 72, 32, is_symmetric=is_symmetric, dtype=dtype).check(num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 200])
 @pytest.mark.parametrize(
-    ("width_in", "width_out", "group"),
-    [(16, 1, 16), (96, 5, 32), (192, 64, 64), (160, 33, 16), (640, 130, 128), (512, 8, 256)],
+    ("width_in", "width_out", "group", "num_rows"),
+    [
+        pytest.param(*shape, rows, marks=[] if (i + j) % 3 == 0 else pytest.mark.slow)
+        for i, shape in enumerate(
+            [(16, 1, 16), (96, 5, 32), (192, 64, 64), (160, 33, 16), (640, 130, 128), (512, 8, 256)]
+        )
+        for j, rows in enumerate([1, 5, 200])
+    ],
 )
 def test_odd_shapes_and_all_groups(
     width_in: int, width_out: int, group: int, num_rows: int
@@ -42,8 +53,15 @@ def test_columns_in_the_order_of_a_permutation(num_rows: int) -> None:
     Case(256, 40, 64, is_permuted=True).check(num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize(("has_bias", "is_permuted"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("num_rows", "has_bias", "is_permuted"),
+    [
+        (1, True, False),
+        (4, False, True),
+        pytest.param(1, False, True, marks=pytest.mark.slow),
+        pytest.param(4, True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_norm_gate_and_residual_around_the_product(
     num_rows: int, has_bias: bool, is_permuted: bool
 ) -> None:
@@ -55,15 +73,11 @@ def test_norm_gate_and_residual_around_the_product(
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "dtype"), [(1, torch.bfloat16), (7, torch.float16), (20, torch.bfloat16)]
-)
-@pytest.mark.parametrize(
-    ("width_in", "width_out", "group"),
+    ("width_in", "width_out", "group", "num_rows", "dtype"),
     [
-        (32, 1, 16),
-        (96, 50, 32),
-        pytest.param(640, 32, 64, marks=pytest.mark.slow),
-        (512, 40, 256),
+        pytest.param(*shape, *rows, marks=[] if i == j else pytest.mark.slow)
+        for i, shape in enumerate([(32, 1, 16), (96, 50, 32), (512, 40, 256), (640, 32, 64)])
+        for j, rows in enumerate([(1, torch.bfloat16), (7, torch.float16), (20, torch.bfloat16)])
     ],
 )
 def test_fragments_of_matrix_units(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import byte_tokenizer, write_checkpoint
-from every_family import EVERY_FAMILY, class_of, small_config
+from every_family import EVERY_FAMILY, by_kind, class_of, firsts_of_their_kind, small_config
 from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, MXFP4_CONFIG, logits_of, write_golden
 from torch import Tensor
 
@@ -36,6 +36,20 @@ FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "fp8 by blocks": (FP8_CONFIG, FP8_BLOCKS, {}),
     "mxfp4": (MXFP4_CONFIG, PackedMxfp4(), {}),
 }
+CACHES = ("auto", "int8", "fp8")
+FIRSTS = firsts_of_their_kind()
+SLOW = pytest.mark.slow
+
+
+def in_turns(*choices: str) -> list[Any]:
+    """Every family with one of the choices in turn, and those with blocks of a new kind with all of
+    them; each with each in the slow suite.
+    """
+    return [
+        pytest.param(family, each, marks=[] if family in FIRSTS or i % len(choices) == j else SLOW)
+        for i, family in enumerate(EVERY_FAMILY)
+        for j, each in enumerate(choices)
+    ]
 
 
 def test_none_is_missing() -> None:
@@ -47,7 +61,7 @@ def mean_loss(logits: Tensor, ids: Tensor) -> float:
     return -float(losses.mean())
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", by_kind())
 def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -> None:
     """Its own measure of both models, layer by layer from their files, is that of the engine; and
     with the inputs of each layer it loses less than without.
@@ -73,8 +87,7 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
     assert 0 < errors[0] < 0.6 * errors[1] < 0.45
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize(("family", "file_format"), in_turns(*FORMATS))
 def test_published_formats_compute_what_their_weights_say(
     family: str, file_format: str, tmp_path: Path
 ) -> None:
@@ -96,8 +109,8 @@ def test_drawn_weights_have_ordinary_logits(family: str, kind: WeightKind) -> No
     assert 0.1 < logits.std() < 10
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_caches_drafts_and_company_change_no_token(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "cache"), in_turns(*CACHES))
+def test_caches_drafts_and_company_change_no_token(family: str, cache: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", small_config(family))
     # Long enough that blocks are kept, and a window has moved on; the tail repeats, for drafts.
     head = [(7 * i + 3) % 200 for i in range(70)]
@@ -115,7 +128,6 @@ def test_caches_drafts_and_company_change_no_token(family: str, tmp_path: Path) 
         llm.close()
         return rounds
 
-    for cache in ("auto", "int8", "fp8"):
-        alone = answers(max_num_seqs=1, enable_prefix_caching=False, kv_cache_dtype=cache)
-        together = answers(max_num_batched_tokens=24, drafts="ngram", kv_cache_dtype=cache)
-        assert alone[0] == alone[1] == together[0] == together[1], cache
+    alone = answers(max_num_seqs=1, enable_prefix_caching=False, kv_cache_dtype=cache)
+    together = answers(max_num_batched_tokens=24, drafts="ngram", kv_cache_dtype=cache)
+    assert alone[0] == alone[1] == together[0] == together[1]

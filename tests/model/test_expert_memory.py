@@ -12,6 +12,7 @@ from every_family import small_config
 from guards import needs_interpreter
 from interpreter import product_of_rows_alike
 from recording_device import RecordingDevice
+from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from localllm.engine.config import EngineConfig
@@ -24,9 +25,16 @@ from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
 from localllm.schedule.sampling_params import SamplingParams
-from localllm_kernels import triton_ops
+from localllm_kernels import TORCH_OPS, Ops, triton_ops
+from localllm_kernels.compiling.choice import Choice, Piece
+from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.experts import gpu_experts, slotted_experts
+from localllm_kernels.experts.product import Pairs, expert_product_reference
 from localllm_kernels.experts.slotted_experts import SlotTable, SlottedExperts
-from localllm_kernels.pointwise.gate import gate_reference
+from localllm_kernels.experts.stacked_weight import StackedWeight
+from localllm_kernels.experts.sum import expert_sum_reference
+from localllm_kernels.pointwise.gate import GateKind, gate_reference
+from localllm_kernels.products.gpu_linears import GpuLinears
 
 FAMILY = "Qwen3MoeForCausalLM"
 
@@ -72,7 +80,10 @@ def test_a_copy_that_fails_leaves_no_expert_in_a_wrong_slot(
     assert torch.equal(mixture(x, chosen, factors, gate), expected)
 
 
-def model_with(slots: int | None, kind: WeightKind, *, deterministic: bool = True) -> DecoderModel:
+def model_with(
+    slots: int | None, kind: WeightKind, *, deterministic: bool = True, ops: Ops | None = None
+) -> DecoderModel:
+    """`ops`: the interpreted kernels by default."""
     architecture = architecture_of(small_config(FAMILY))
     cpu = torch.device("cpu")
     return load_model(
@@ -81,7 +92,7 @@ def model_with(slots: int | None, kind: WeightKind, *, deterministic: bool = Tru
         max_model_len=256,
         dtype=torch.float32,
         device=cpu,
-        ops=triton_ops("cpu", deterministic=deterministic),
+        ops=ops or triton_ops("cpu", deterministic=deterministic),
         deterministic=deterministic,
         expert_slots=slots,
     )
@@ -121,14 +132,43 @@ def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
         assert slots == 1 or all(table.num_hits for table in tables)
 
 
-@needs_interpreter
+def experts_in_torch(monkeypatch: pytest.MonkeyPatch) -> Ops:
+    """Operators of torch's, and experts whose pairs are multiplied by the kernel's reference."""
+
+    def product(
+        x: Tensor,
+        weight: StackedWeight,
+        pairs: Pairs,
+        gate: GateKind | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        chosen = pairs.chosen if pairs.slots is None else pairs.slots[pairs.chosen.long()]
+        found = expert_product_reference(x, weight, chosen.clamp(min=0), gate).to(x.dtype)
+        if out is None:
+            return found
+        is_there = chosen.flatten() >= 0
+        out[is_there] = found[is_there]
+        return out
+
+    for module in (gpu_experts, slotted_experts):
+        monkeypatch.setattr(module, "expert_product", product)
+        monkeypatch.setattr(module, "expert_sum", expert_sum_reference)
+        monkeypatch.setattr(module, "tasks_of", lambda *_: None)
+    workspace = Workspace(torch.device("cpu"))
+    return replace(TORCH_OPS, linears=GpuLinears(workspace, Choice(frozenset([Piece.INT4]))))
+
+
+@pytest.mark.parametrize(
+    "backend", ["torch", pytest.param("triton", marks=[needs_interpreter, pytest.mark.slow])]
+)
 def test_drafts_preemption_and_cached_prefixes_do_not_change_the_text(
-    monkeypatch: pytest.MonkeyPatch,
+    backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", product_of_rows_alike)
+    ops = None if backend == "triton" else experts_in_torch(monkeypatch)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=7, ignore_eos=True)
     wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (7, 18, 8)]
-    model = model_with(None, "int4")
+    model = model_with(None, "int4", ops=ops)
     alone = {len(ids): run_alone(model, ids, params)[0].token_ids for ids, _ in wanted}
     limits = Limits(
         block_size=8,
@@ -139,7 +179,7 @@ def test_drafts_preemption_and_cached_prefixes_do_not_change_the_text(
             lambda request: alone[request.num_prompt_tokens], 0.3, 3
         ),
     )
-    engine = make_engine(model_with(2, "int4"), limits)
+    engine = make_engine(model_with(2, "int4", ops=ops), limits)
     num_drafted = num_cached = 0
     for _ in range(2):
         lengths = {engine.add_request(*request): len(request[0]) for request in wanted}

@@ -141,8 +141,17 @@ def test_stacked_experts_of_another_number_are_refused(tmp_path: Path) -> None:
         logits_of(folder, "float32")
 
 
-@pytest.mark.parametrize("method", ["rtn", "mxfp4", "int8"])
-@pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("Qwen3MoeForCausalLM", "rtn"),
+        ("GptOssForCausalLM", "mxfp4"),
+        ("Qwen3MoeForCausalLM", "int8"),
+        pytest.param("Qwen3MoeForCausalLM", "mxfp4", marks=pytest.mark.slow),
+        pytest.param("GptOssForCausalLM", "rtn", marks=pytest.mark.slow),
+        pytest.param("GptOssForCausalLM", "int8", marks=pytest.mark.slow),
+    ],
+)
 def test_rounding_makes_a_model_like_its_source(family: str, method: Any, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", small_config(family))
     text = CalibrationRequest(text="The square of 12 is 144. " * 40, num_windows=4, length=32)

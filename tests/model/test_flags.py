@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import write_checkpoint
-from every_family import EVERY_FAMILY, small_config
+from every_family import by_kind, small_config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -127,7 +127,7 @@ def with_eps(value: Any, eps: float) -> Any:
     return replace(value, **(own | {"eps": eps} if "eps" in own else own))
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", by_kind())
 def test_no_flag_can_be_read_wrongly_unseen(family: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", small_config(family))
     architecture = read_architecture(folder)

@@ -55,7 +55,7 @@ def generate(
     ("architecture", "window", "recipe", "kv_dtype"),
     [
         ("Qwen3ForCausalLM", None, None, None),
-        ("Qwen3ForCausalLM", None, INT4, torch.int8),
+        pytest.param("Qwen3ForCausalLM", None, INT4, torch.int8, marks=pytest.mark.slow),
         pytest.param("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
         pytest.param(
@@ -97,7 +97,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
 @pytest.mark.parametrize(
     ("architecture", "window", "recipe", "kv_dtype"),
     [
-        ("Qwen3ForCausalLM", None, None, None),
+        pytest.param("Qwen3ForCausalLM", None, None, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.int8),
         ("Qwen3MoeForCausalLM", None, None, None),
     ],

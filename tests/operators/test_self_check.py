@@ -216,7 +216,9 @@ def test_fragments_are_taken_as_far_as_they_are_right_and_faster() -> None:
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_kernels_that_are_right_pass(dtype: torch.dtype) -> None:
     asked = request("int4", dtype)
     assert isinstance(asked.weights, RandomWeights)
@@ -261,14 +263,23 @@ def test_experts_and_their_choice_are_checked(kind: WeightKind) -> None:
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("kind", "most_rows"), [("bf16", 16), ("int4", 1)])
-def test_latent_attention_is_checked(kind: WeightKind, most_rows: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "most_rows", "kv_dtypes"),
+    [
+        ("bf16", 16, (torch.float16, torch.int8)),
+        ("int4", 1, (torch.int8,)),
+        pytest.param("int4", 1, (torch.float16,), marks=pytest.mark.slow),
+    ],
+)
+def test_latent_attention_is_checked(
+    kind: WeightKind, most_rows: int, kv_dtypes: tuple[torch.dtype, ...]
+) -> None:
     """Rows that are keys and values, and a product between the first one and the last one; of few
     rows where Triton's interpreter takes long.
     """
     architecture = architecture_of(small_config("Glm4MoeLiteForCausalLM"))
     drawn, seen = RandomWeights(architecture, kind, torch.device("cpu")), set()
-    for kv_dtype in (torch.float16, torch.int8):
+    for kv_dtype in kv_dtypes:
         sizes = Sizes(architecture, torch.float16, kv_dtype, 16)
         cases = operator_cases(
             drawn, sizes, torch.device("cpu"), lambda choice: triton_ops("cpu", choice=choice)
