@@ -98,10 +98,8 @@ class _TorchLinears:
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         return lambda x: F.linear(x, weight, bias)
 
-    def int4(self, *weight: Any) -> None:
+    def packed(self, *weight: Any) -> None:
         pass
-
-    int8 = fp8 = mxfp4 = int4
 
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
