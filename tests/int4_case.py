@@ -8,6 +8,7 @@ from rounding import assert_near, gated_bound, scatter, sum_bound, unit
 from torch import Tensor
 
 from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.linears import CodedWeight
 from localllm_kernels.products.int4_matmul import (
     MAX_SLICED_ROWS,
     MAX_TILE_ROWS,
@@ -66,9 +67,8 @@ class Case:
         )
         with GuardedMemory() as memory:
             others = (self.scales, self.zeros, self.permutation, self.bias)
-            packed = PackedInt4.pack(
-                self.codes, *(None if each is None else memory.guarded(each) for each in others)
-            )
+            *weight, bias = (None if each is None else memory.guarded(each) for each in others)
+            packed = PackedInt4.pack(CodedWeight("int4", self.codes, *weight), bias)
             found = int4_matmul(memory.guarded(x), packed, self.workspace, around)
         memory.check()
         assert found.dtype == self.dtype

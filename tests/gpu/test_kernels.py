@@ -14,6 +14,7 @@ from localllm_kernels.attention.decode import paged_attention_decode
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.linears import CodedWeight
 from localllm_kernels.pointwise.gate import GATE_KINDS
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
@@ -246,7 +247,7 @@ def test_sampling_over_a_large_vocabulary() -> None:
 @pytest.mark.parametrize("num_rows", [1, 8])
 def test_split_sums_replayed_from_a_graph(num_rows: int, fragments: bool) -> None:
     case = Case(4096, 256, 128, dtype=torch.bfloat16, device="cuda", fragments=fragments)
-    packed = PackedInt4.pack(case.codes, case.scales, None, None, None)
+    packed = PackedInt4.pack(CodedWeight("int4", case.codes, case.scales), None)
     x = case.rows(num_rows)
     expected = int4_matmul(x, packed, case.workspace, NOTHING)
     graph = torch.cuda.CUDAGraph()

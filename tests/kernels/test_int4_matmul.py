@@ -6,6 +6,7 @@ from guards import needs_interpreter
 from int4_case import Case
 
 from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.linears import CodedWeight
 from localllm_kernels.products import int4_matmul as module
 from localllm_kernels.products.int4_matmul import (
     dequantize_rows,
@@ -107,7 +108,7 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
     case = Case(width, 32, 128, is_symmetric=False, dtype=dtype)
     workspace = Workspace(CPU, fragment_rows=range(1, 65 if fragments else 1))
     workspace.num_processors = 4  # so that the inputs are split
-    packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
+    packed = PackedInt4.pack(CodedWeight("int4", case.codes, case.scales, case.zeros), None)
     x, norm = case.rows(num_rows), torch.rand(width).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for around in (NOTHING, Around(norm=norm, eps=1e-6, is_gated=True)):
@@ -159,7 +160,7 @@ def test_slices_of_a_dequantized_weight(has_bias: bool) -> None:
     case = Case(256, 150, 32, is_symmetric=False, has_bias=has_bias)
     case.workspace.slice_bytes = 256 * 4 * 64
     case.check(200)
-    packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
+    packed = PackedInt4.pack(CodedWeight("int4", case.codes, case.scales, case.zeros), None)
     whole = torch.empty(150, 256)
     dequantize_rows(packed, 0, 150, whole)
     assert case.zeros is not None
@@ -170,9 +171,9 @@ def test_slices_of_a_dequantized_weight(has_bias: bool) -> None:
 def test_what_is_not_meant_is_refused() -> None:
     case = Case(192, 8, 96)
     with pytest.raises(ValueError, match="96"):
-        PackedInt4.pack(case.codes, case.scales, None, None, None)
+        PackedInt4.pack(CodedWeight("int4", case.codes, case.scales), None)
     case = Case(128, 8, 128)
-    packed = PackedInt4.pack(case.codes, case.scales, None, None, None)
+    packed = PackedInt4.pack(CodedWeight("int4", case.codes, case.scales), None)
     around = Around(norm=torch.ones(128))
     with pytest.raises(ValueError, match="65 rows"):
         int4_matmul(case.rows(65), packed, Workspace(CPU), around)

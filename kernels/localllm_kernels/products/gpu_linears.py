@@ -56,8 +56,7 @@ class GpuLinears(Linears):
             return None
         codes, scales, block = weight.codes, weight.scales, weight.block
         if kind == "int4":
-            packed = PackedInt4.pack(codes, scales, weight.zeros, weight.permutation, bias)
-            return Int4Product(packed, workspace)
+            return Int4Product(PackedInt4.pack(weight, bias), workspace)
         if kind == "int8":
             of_rows = scales.flatten()
             return lambda x: int8_matmul(x, codes, of_rows, bias, workspace)

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.linears import CodedWeight
+
 TILE = 16  # outputs of a block
 BLOCK = 64  # inputs of a block
 
@@ -53,18 +55,9 @@ class PackedInt4:
         return self.width_in // self.scales.shape[1]
 
     @classmethod
-    def pack(
-        cls,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        permutation: Tensor | None,
-        bias: Tensor | None,
-    ) -> "PackedInt4":
-        """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups].
-
-        Raises: ValueError for groups that `takes_groups` rejects.
-        """
+    def pack(cls, weight: CodedWeight, bias: Tensor | None) -> "PackedInt4":
+        """From 4-bit codes. Raises: ValueError for groups that `takes_groups` rejects."""
+        codes, scales, zeros = weight.codes, weight.scales, weight.zeros
         width_out, width_in = codes.shape
         if not takes_groups(width_in // scales.shape[1]):
             raise ValueError(f"group size {width_in // scales.shape[1]} is not supported")
@@ -82,7 +75,7 @@ class PackedInt4:
             words.view(tiles, blocks, 32, 4),
             scales.contiguous(),
             None if zeros is None else zeros.contiguous(),
-            permutation,
+            weight.permutation,
             bias,
             width_in,
         )
