@@ -301,7 +301,7 @@ def _too_large(name: str, where: str, dtype: torch.dtype) -> CheckpointError:
     )
 
 
-class WeightReader:
+class WeightReader(Parts):
     """Reads tensors, linears and layers by name; stacks the rows of several linears.
 
     Plain tensors are read in `dtype`. `has_fixed_rows`: see `FixedRows`; `expert_slots`: see
@@ -328,13 +328,15 @@ class WeightReader:
         self.without_kernel = set[str]()
         self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
         self._row_unit = ops.traits.row_unit
+        # Of a layer: what its names begin with, and the rotations.
+        self._prefix, self._ropes = "", RopeTables(0, device)
 
     def read(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
         """One plain tensor, or several stacked along their rows; `dtype`: the reader's by default.
 
         Raises: CheckpointError for a value that is not finite.
         """
-        dtype = dtype or self._dtype
+        dtype, names = dtype or self._dtype, tuple(self._prefix + name for name in names)
         shapes = [self._source.shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
         fused = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=self._device)
@@ -355,10 +357,16 @@ class WeightReader:
         values = self.read(*names)
         return values.float() if self._has_wide_rows else values
 
+    def exact_vector(self, name: str) -> Tensor:
+        return self.read(name, dtype=torch.float32)
+
+    def rope(self, config: RopeConfig, width: int) -> RopeTable:
+        return self._ropes.table(config, width)
+
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
-        """See Parts; linears of one kind become one product."""
+        """Linears of one kind become one product."""
         rows = None if order is None else torch.tensor(order, device=self._device)
-        quantized = [name for name in names if self._source.has_quantized(name)]
+        quantized = [name for name in names if self._source.has_quantized(self._prefix + name)]
         if not quantized:
             biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
             weight = self.read(*(f"{name}.weight" for name in names))
@@ -366,7 +374,7 @@ class WeightReader:
             if rows is not None:
                 weight, bias = weight[rows], None if bias is None else bias[rows]
             return self._plain(weight, bias)
-        parts = [self._source.quantized(name, self._device) for name in quantized]
+        parts = [self._source.quantized(self._prefix + name, self._device) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
             split = SplitLinear(tuple(self.linear(name) for name in names))
@@ -382,9 +390,9 @@ class WeightReader:
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
     ) -> Projection:
-        """See Parts."""
-        if self._source.has_quantized(name):
-            weight = self._source.quantized(name, self._device).dequantize(self._dtype)
+        if self._source.has_quantized(self._prefix + name):
+            stored = self._source.quantized(self._prefix + name, self._device)
+            weight = stored.dequantize(self._dtype)
         else:
             weight = self.read(f"{name}.weight")
         parts = weight.view(num_heads, -1, weight.shape[1])[:, rows]
@@ -398,7 +406,6 @@ class WeightReader:
     def experts(
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
-        """See Parts."""
         slots = self._expert_slots
         together = self._together(gate_up, down, kind)
         if slots is None:
@@ -412,7 +419,7 @@ class WeightReader:
             return SlottedExperts.of(together, min(slots, len(gate_up)), self._device)
         raise UnsupportedModelError(
             "these experts cannot stay in host memory: no kernel takes all of them alike",
-            where=gate_up[0][0],
+            where=self._prefix + gate_up[0][0],
             hint="a checkpoint without act-order, or --device cpu",
         )
 
@@ -507,7 +514,8 @@ class WeightReader:
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """One layer with its weights."""
-        parts = _LayerParts(self, layer_name(index), ropes)
+        parts = copy(self)
+        parts._prefix, parts._ropes = f"{layer_name(index)}.", ropes
         return architecture.layers[index].build(parts)
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> Projection:
@@ -539,38 +547,4 @@ class WeightReader:
         )
 
     def _has_plain(self, name: str) -> bool:
-        return self._source.has_plain(name)
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerParts(Parts):
-    reader: WeightReader
-    layer: str
-    ropes: RopeTables
-
-    def vector(self, name: str) -> Tensor:
-        return self.reader.vector(f"{self.layer}.{name}")
-
-    def exact_vector(self, name: str) -> Tensor:
-        return self.reader.read(f"{self.layer}.{name}", dtype=torch.float32)
-
-    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
-        return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)
-
-    def heads(
-        self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
-    ) -> Projection:
-        full = f"{self.layer}.{name}"
-        return self.reader.heads(full, num_heads, rows, is_transposed=is_transposed)
-
-    def experts(
-        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
-    ) -> ExpertsProduct:
-        first, last = (
-            [[f"{self.layer}.{name}" for name in names] for names in each]
-            for each in (gate_up, down)
-        )
-        return self.reader.experts(first, last, kind)
-
-    def rope(self, config: RopeConfig, width: int) -> RopeTable:
-        return self.ropes.table(config, width)
+        return self._source.has_plain(self._prefix + name)
