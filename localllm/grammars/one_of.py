@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import Any
 
 from localllm.text.grammar import refused
+from localllm.text.tool_schemas import json_type
 
 Schema = Any  # an object or a Boolean, as schema.py writes them
 
@@ -242,19 +243,8 @@ def _kinds(*facts: _Facts) -> frozenset[str]:
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+    kind = json_type(value)
+    return "number" if kind == "integer" else kind
 
 
 def _constants(facts: _Facts) -> list[Any]:

@@ -20,6 +20,7 @@ class Usage:
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
+    num_thinking: int = 0
     num_accepted: int = 0
     # The prompt beside the one before it, if there is one; and how many of its lines were moved.
     compared: Compared | None = None
@@ -29,6 +30,7 @@ class Usage:
         """Count an event's token."""
         if event.token is not None:
             self.num_completion += 1
+            self.num_thinking += bool(event.thinking)
             self.num_accepted += event.token.is_draft
 
     def why(self) -> dict[str, Any]:

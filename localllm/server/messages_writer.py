@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent
-from localllm.server.answer_parts import AnswerParts
-from localllm.server.choice import Frame, Usage
+from localllm.server.choice import Choice, Frame, Usage
 from localllm.server.messages_schema import as_json
 from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import ToolCall, ToolFormat
@@ -37,7 +36,7 @@ class MessagesWriter:
         """
         self.name = f"msg_{uuid.uuid4().hex}"
         self._model, self._only_reads, self._compares_with = model, only_reads, compares_with
-        self._parts = AnswerParts(tools)
+        self._choice = Choice.of(tools)
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open block
         self._open: Literal["thinking", "text"] | None = None
@@ -48,16 +47,17 @@ class MessagesWriter:
         """See AnswerWriter."""
         self._new = []
         if self._only_reads:
-            self._parts.choice.ending = "length"
+            self._choice.ending = "length"
             return
         self.usage.add(event)
-        for part in self._parts.push(event):
-            if isinstance(part, ToolCall):
-                self._call(part)
-            else:
-                is_thinking, piece = part
-                self._say("thinking" if is_thinking else "text", piece)
-        choice = self._parts.choice
+        choice = self._choice
+        choice.add(event)
+        if event.thinking:
+            self._say("thinking", event.thinking)
+        if choice.new_text:
+            self._say("text", choice.new_text)
+        for call in choice.new_calls:
+            self._call(call)
         if choice.ending is not None:
             self._close()
 
@@ -158,7 +158,7 @@ class MessagesWriter:
         return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": missed}}
 
     def _ending(self) -> dict[str, Any]:
-        choice = self._parts.choice
+        choice = self._choice
         reason = _REASONS.get(choice.ending or "", "end_turn")
         if choice.stop_string is not None:
             reason = "stop_sequence"
@@ -172,7 +172,7 @@ class MessagesWriter:
             "cache_read_input_tokens": usage.num_cached,
             "output_tokens": usage.num_completion,
             "output_tokens_details": {
-                "thinking_tokens": self._parts.num_thinking,
+                "thinking_tokens": usage.num_thinking,
                 "accepted_draft_tokens": usage.num_accepted,
             },
             **usage.why(),

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent
-from localllm.server.answer_parts import AnswerParts
-from localllm.server.choice import Frame, Usage
+from localllm.server.choice import Choice, Frame, Usage
 from localllm.server.refusals import Refusal
 from localllm.server.responses_schema import ChosenFunction, ResponseRequest
 from localllm.text.tool_calls import ToolCall, ToolFormat
@@ -35,7 +34,7 @@ class ResponsesWriter:
         self.name = _new_id("resp")
         self._body, self._model, self._keep = body, model, keep
         self._created_s = int(time.time())
-        self._parts = AnswerParts(tools)
+        self._choice = Choice.of(tools)
         self._items: list[dict[str, Any]] = []
         self._open: Part | None = None
         self._pieces: list[str] = []  # of the open item
@@ -48,13 +47,14 @@ class ResponsesWriter:
         """See AnswerWriter."""
         self._new = []
         self.usage.add(event)
-        for part in self._parts.push(event):
-            if isinstance(part, ToolCall):
-                self._call(part)
-            else:
-                is_thinking, piece = part
-                self._say("reasoning" if is_thinking else "message", piece)
-        choice = self._parts.choice
+        choice = self._choice
+        choice.add(event)
+        if event.thinking:
+            self._say("reasoning", event.thinking)
+        if choice.new_text:
+            self._say("message", choice.new_text)
+        for call in choice.new_calls:
+            self._call(call)
         if choice.ending is not None:
             self._close(_INCOMPLETE if choice.ending == "length" else _COMPLETED)
 
@@ -91,7 +91,7 @@ class ResponsesWriter:
 
     @property
     def _status(self) -> str:
-        return _INCOMPLETE if self._parts.choice.ending == "length" else _COMPLETED
+        return _INCOMPLETE if self._choice.ending == "length" else _COMPLETED
 
     def _say(self, kind: Part, piece: str) -> None:
         if self._open != kind:
@@ -226,7 +226,7 @@ class ResponsesWriter:
                 **usage.why(),
             },
             "output_tokens": usage.num_completion,
-            "output_tokens_details": {"reasoning_tokens": self._parts.num_thinking},
+            "output_tokens_details": {"reasoning_tokens": usage.num_thinking},
             "total_tokens": usage.num_prompt + usage.num_completion,
         }
 

@@ -69,6 +69,23 @@ CLOCK = _tool(
 )
 
 
+def _typed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    described = {"description": "A text.", **schema}
+    return _tool(
+        {"type": "object", "properties": {"zone": described}, "required": []}, description="A time."
+    )
+
+
+def _takes(*messages: ChatMessage) -> "cached_property[bool]":
+    """Whether a template takes a conversation."""
+    return cached_property(lambda manners: bool(manners.takes(*messages)))
+
+
+def _takes_tools(*tools: Mapping[str, Any]) -> "cached_property[bool]":
+    """Whether a template takes these descriptions of tools, each by itself."""
+    return cached_property(lambda manners: bool(manners.takes_tools(*tools)))
+
+
 class TemplateManners:
     """Answers questions about one template, with tools or without; see the module."""
 
@@ -86,53 +103,30 @@ class TemplateManners:
             return self._form.write(name, written)
         return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
-    # -- system messages
+    # -- system messages: at the beginning, and that it stays there
 
-    @cached_property
-    def takes_system(self) -> bool:
-        """A system message at the beginning, which stays there."""
-        return self._takes(_system("a"), _user("b"), _assistant("c"), _user("d"))
+    takes_system = _takes(_system("a"), _user("b"), _assistant("c"), _user("d"))
+    # Several of them there.
+    takes_systems = _takes(_system("a"), _system("b"), _user("c"))
+    # Anywhere else, and that they stay there.
+    takes_late_systems = _takes(
+        _user("a"), _system("b"), _assistant("c"), _system("d"), _user("e"), _system("f")
+    )
+    takes_only_system = _takes(_system("a"))
 
-    @cached_property
-    def takes_systems(self) -> bool:
-        """Several of them there."""
-        return self._takes(_system("a"), _system("b"), _user("c"))
+    # -- the order of roles: a conversation in which the user says nothing
 
-    @cached_property
-    def takes_late_systems(self) -> bool:
-        """System messages anywhere else, which stay there."""
-        return self._takes(
-            _user("a"), _system("b"), _assistant("c"), _system("d"), _user("e"), _system("f")
-        )
-
-    @cached_property
-    def takes_only_system(self) -> bool:
-        """A system message alone."""
-        return self._takes(_system("a"))
-
-    # -- the order of roles
-
-    @cached_property
-    def takes_no_user(self) -> bool:
-        """A conversation in which the user says nothing."""
-        return self._takes(_assistant("a"))
-
-    @cached_property
-    def takes_assistant_first(self) -> bool:
-        """An assistant who speaks first."""
-        return self._takes(_assistant("a"), _user("b"))
-
-    @cached_property
-    def takes_neighbours(self) -> bool:
-        """Neighbouring messages of one role."""
-        texts = (_user("a"), _user("b"), _assistant("c"), _assistant("d"), _user("e"))
-        return self._takes(*texts)
+    takes_no_user = _takes(_assistant("a"))
+    # An assistant who speaks first.
+    takes_assistant_first = _takes(_assistant("a"), _user("b"))
+    # Neighbouring messages of one role.
+    takes_neighbours = _takes(_user("a"), _user("b"), _assistant("c"), _assistant("d"), _user("e"))
 
     @cached_property
     def takes_user_after_call(self) -> bool:
         """A user who speaks where an answer is due: after a call, or its result."""
         calls = self._own_calls("b"), self._own_calls("e")
-        return self._takes(_user("a"), calls[0], _result("c"), _user("d"), calls[1], _user("f"))
+        return self.takes(_user("a"), calls[0], _result("c"), _user("d"), calls[1], _user("f"))
 
     # -- calls of tools
 
@@ -144,7 +138,7 @@ class TemplateManners:
         for said in ("", None):
             for as_text in (False, True):
                 asked = [_user("a"), _calls("b", said=said, as_text=as_text)]
-                if self._takes(*asked):
+                if self.takes(*asked):
                     return said, as_text
         return None
 
@@ -152,22 +146,20 @@ class TemplateManners:
     def takes_text_arguments(self) -> bool:
         """Arguments of a call that are a text."""
         said, _ = self.call_form or ("", False)
-        return self._takes(_user("a"), _calls("b", said=said, as_text=True))
+        return self.takes(_user("a"), _calls("b", said=said, as_text=True))
 
     @cached_property
     def takes_results(self) -> bool:
         """Results of tools behind their calls."""
-        return self._takes(_user("a"), self._own_calls("b"), _result("c"))
+        return self.takes(_user("a"), self._own_calls("b"), _result("c"))
 
-    @cached_property
-    def takes_lone_results(self) -> bool:
-        """Results without a call."""
-        return self._takes(_user("a"), _result("b"), _assistant("c"), _result("d"), _user("e"))
+    # Results without a call.
+    takes_lone_results = _takes(_user("a"), _result("b"), _assistant("c"), _result("d"), _user("e"))
 
     @cached_property
     def takes_several_calls(self) -> bool:
         """Several calls in one message."""
-        return self._takes(_user("a"), self._own_calls("b", "c"), _result("d"), _result("e", 1))
+        return self.takes(_user("a"), self._own_calls("b", "c"), _result("d"), _result("e", 1))
 
     @cached_property
     def takes_text_with_calls(self) -> bool:
@@ -185,7 +177,7 @@ class TemplateManners:
         call, result = self._own_calls("b"), {**_result("c"), "tool_call_id": _LONG_ID}
         if "tool_calls" in call:
             call["tool_calls"][0]["id"] = _LONG_ID
-        return self._takes(_user("a"), call, result)
+        return self.takes(_user("a"), call, result)
 
     @cached_property
     def shows_ids(self) -> bool:
@@ -203,16 +195,12 @@ class TemplateManners:
         asked = [_user("a")]
         return [] if self._rendered(asked, []) and not self._rendered(asked, None) else None
 
-    @cached_property
-    def takes_bare_tools(self) -> bool:
-        """Tools without a description, or without parameters."""
-        return self._takes_tools(_tool(None), _tool({}), _tool({"type": "object"}))
-
-    @cached_property
-    def takes_bare_parameters(self) -> bool:
-        """Parameters of which nothing is said but the type."""
-        parameters = {"type": "object", "properties": {"zone": {"type": "string"}}}
-        return self._takes_tools(_tool(parameters, description="A time."))
+    # Tools without a description, or without parameters.
+    takes_bare_tools = _takes_tools(_tool(None), _tool({}), _tool({"type": "object"}))
+    # Parameters of which nothing is said but the type.
+    takes_bare_parameters = _takes_tools(
+        _tool({"type": "object", "properties": {"zone": {"type": "string"}}}, description="A time.")
+    )
 
     @cached_property
     def takes_untyped(self) -> bool:
@@ -227,12 +215,10 @@ class TemplateManners:
         others += [{"type": "object", "properties": {"inner": {}}}]
         if self._is_unknown:
             return True
-        return "q7title7q" in text and self._takes_tools(*[_typed(each) for each in others])
+        return "q7title7q" in text and self.takes_tools(*[_typed(each) for each in others])
 
-    @cached_property
-    def takes_no_type(self) -> bool:
-        """A parameter that may be anything."""
-        return self._takes_tools(_typed({}))
+    # A parameter that may be anything.
+    takes_no_type = _takes_tools(_typed({}))
 
     @cached_property
     def takes_lists_of_types(self) -> bool:
@@ -241,10 +227,8 @@ class TemplateManners:
         # As Python prints a list.
         return (bool(text) and "['" not in text) or self._is_unknown
 
-    @cached_property
-    def takes_defaults(self) -> bool:
-        """Parameters whose defaults are numbers."""
-        return self._takes_tools(_typed({"type": "integer", "enum": [1, 2], "default": 1}))
+    # Parameters whose defaults are numbers.
+    takes_defaults = _takes_tools(_typed({"type": "integer", "enum": [1, 2], "default": 1}))
 
     def _own_calls(self, *names: str) -> dict[str, Any]:
         """Calls as this template takes them, which may be as text."""
@@ -271,10 +255,12 @@ class TemplateManners:
     def _is_clear(self) -> bool:
         return self._marks_in([_user("a")]) == ["q7a7q"]
 
-    def _takes(self, *messages: ChatMessage) -> bool:
+    def takes(self, *messages: ChatMessage) -> bool:
+        """Whether all that is said stands in the prompt, once and in order."""
         return self._marks_in(messages) == _marks(messages) or self._is_unknown
 
-    def _takes_tools(self, *tools: Mapping[str, Any]) -> bool:
+    def takes_tools(self, *tools: Mapping[str, Any]) -> bool:
+        """Whether the template describes each of these tools beside another one."""
         taken = (self._rendered([_user("a")], [CLOCK, tool]) for tool in tools)
         return all(taken) or self._is_unknown
 
@@ -304,10 +290,3 @@ class TemplateManners:
 
 def _marks(messages: Sequence[ChatMessage]) -> list[str]:
     return _MARK.findall(json.dumps(messages))
-
-
-def _typed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    described = {"description": "A text.", **schema}
-    return _tool(
-        {"type": "object", "properties": {"zone": described}, "required": []}, description="A time."
-    )

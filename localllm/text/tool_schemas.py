@@ -204,9 +204,9 @@ class _Typing:
         elif isinstance(kind, list):
             yield from (each for each in kind if isinstance(each, str))
         elif isinstance(schema.get("enum"), list):
-            yield from map(_kind_of, schema["enum"])
+            yield from map(json_type, schema["enum"])
         elif "const" in schema:
-            yield _kind_of(schema["const"])
+            yield json_type(schema["const"])
         elif isinstance(schema.get("$ref"), str):
             yield from self._kinds(self._find(schema["$ref"]), depth + 1)
         elif any(schema.get(union) for union in _UNIONS):
@@ -226,7 +226,8 @@ def _is_null(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "null" or schema.get("const", "") is None
 
 
-def _kind_of(value: Any) -> str:
+def json_type(value: Any) -> str:
+    """The type that JSON Schema has for a value."""
     match value:
         case None:
             return "null"

@@ -1,7 +1,6 @@
 """The runs of `bench`: on a local model, on a server, or on kernels alone."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.cli.bench.flags import RandomWeightFlags, Suites
+from localllm.cli.draw.interrupt import ctrl_c_raises
 from localllm.cli.draw.output import is_terminal, note
 from localllm.cli.flags.values import parse_choice
 from localllm.engine.config import EngineConfig
@@ -129,9 +129,7 @@ def _results(suites: "list[Suite]") -> "list[Result]":
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
     """Show on stderr what is being measured, if stderr is a terminal."""
-    # Ctrl-C raises an exception here: what was measured so far is still written.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with ctrl_c_raises():  # what was measured so far is still written
         if not is_terminal(sys.stderr):
             yield lambda what: None
             return
@@ -140,5 +138,3 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
 
         with Status("starting", console=Console(stderr=True)) as status:
             yield status.update
-    finally:
-        signal.signal(signal.SIGINT, previous)

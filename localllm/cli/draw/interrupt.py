@@ -1,7 +1,9 @@
 """Ctrl-C that waits for the end of an engine step."""
 
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,19 @@ class DeferredInterrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+@contextmanager
+def ctrl_c_raises() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt within the block, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def until_interrupt(events: "EventStream", *, ends_program: bool) -> Iterator[TextEvent]:

@@ -1,12 +1,11 @@
 """Show the progress of a download: bars on a terminal, one line elsewhere."""
 
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from localllm.cli.draw.interrupt import ctrl_c_raises
 from localllm.cli.draw.output import is_terminal, may_use_colour, note, show_controls
 from localllm.cli.draw.words import size
 
@@ -99,15 +98,9 @@ class TerminalProgress:
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Make Ctrl-C raise an exception within the block, and note how to resume."""
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    except KeyboardInterrupt:
-        note("stopped; the downloaded part is kept, and the same command resumes from there")
-        raise
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
+    with ctrl_c_raises():
+        try:
+            yield
+        except KeyboardInterrupt:
+            note("stopped; the downloaded part is kept, and the same command resumes from there")
+            raise
