@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from localllm.errors import (
     CheckpointError,
@@ -49,25 +48,15 @@ _WORKERS = 4
 _SPARE_BYTES = 64 << 20
 
 
-class DownloadProgress(Protocol):
-    """Receives the progress of a download, from several threads."""
+class DownloadProgress:
+    """Receives the progress of a download, from several threads; this one shows nothing."""
 
     def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
         """Called before `files` are fetched or checked, as `what` says."""
-
-    def advance(self, file: HubFile, num_bytes: int) -> None:
-        """`num_bytes` of a file are done so far."""
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
-        """See DownloadProgress."""
         return nullcontext()
 
     def advance(self, file: HubFile, num_bytes: int) -> None:
-        """See DownloadProgress."""
+        """`num_bytes` of a file are done so far."""
 
 
 def fetch_model(
@@ -89,7 +78,7 @@ def fetch_model(
     if source.folder is not None:
         return source.folder
     assert source.repo is not None
-    verified, progress = VerifiedFiles(), progress or NoProgress()
+    verified, progress = VerifiedFiles(), progress or DownloadProgress()
     wanted = WANTED_FILES if with_weights else SMALL_FILES
     here = find_snapshot(source.repo, source.revision)
     if here is not None and not refresh and verified.is_complete(here, with_weights=with_weights):

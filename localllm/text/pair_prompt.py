@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 
 # "template": the chat template knows the roles; "qwen3": as below; "plain": one after the other.
@@ -45,7 +46,9 @@ class PairWriter:
                     {"role": "query", "content": query},
                     {"role": "document", "content": document},
                 ]
-                prompt = self.tokenizer.encode_chat(messages, add_generation_prompt=self.is_begun)
+                prompt = self.tokenizer.encode_chat(
+                    Conversation(messages, variables={"add_generation_prompt": self.is_begun})
+                )
                 return list(prompt.token_ids)
             case "qwen3":
                 text = f"<Instruct>: {task or _TASK}\n<Query>: {query}\n<Document>: {document}"

@@ -72,13 +72,7 @@ class PromptWriter:
             return self._encode_text(asked)
         if not self.tokenizer.has_chat_template:
             return self._encode_text(Text(asked.text, asked.parse_special))
-        return self.tokenizer.encode_chat(
-            asked.messages,
-            asked.tools,
-            think=asked.think,
-            parse_special=asked.parse_special,
-            **asked.variables,
-        )
+        return self.tokenizer.encode_chat(asked)
 
     def _encode_text(self, asked: Text) -> Prompt:
         if isinstance(asked.content, str):

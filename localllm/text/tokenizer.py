@@ -14,7 +14,7 @@ from localllm.errors import RequestError, TemplateError
 from localllm.text.earlier_calls import with_earlier_calls
 from localllm.text.fitted_chat import Fitted, fit
 from localllm.text.grammar import lark_literal
-from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
+from localllm.text.prompt import ChatMessage, Conversation, Prompt, ThinkLevel
 from localllm.text.special_text import SpecialText
 from localllm.text.template import render_chat_template
 from localllm.text.template_files import read_chat_templates
@@ -208,26 +208,18 @@ class Tokenizer:
                 self._backend.encode_special_tokens = False
         return list(encoding.ids)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        parse_special: bool = False,
-        **variables: Any,
-    ) -> Prompt:
+    def encode_chat(self, asked: Conversation) -> Prompt:
         """A conversation as the model reads it, up to the beginning of the assistant's answer.
 
-        Special-token text inside the messages is plain text unless `parse_special`. Raises:
-        TemplateError, RequestError.
+        Raises: TemplateError, RequestError.
         """
-        given = [messages, tools, variables]
-        protects = not parse_special and self._special_text.occurs_in(given)
+        given = [asked.messages, asked.tools, asked.variables]
+        protects = not asked.parse_special and self._special_text.occurs_in(given)
         if protects:
             messages, tools, variables = self._special_text.protect(given)
-        fitted = self._fitted(messages, tools)
-        text = self._render(fitted, think, variables)
+            asked = Conversation(messages, tools, asked.think, variables=variables)
+        fitted = self._fitted(asked)
+        text = self._render(fitted, asked)
         if protects:
             token_ids = self._special_text.encode(text)
         else:
@@ -256,30 +248,21 @@ class Tokenizer:
                 return total
         return total
 
-    def render_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        **variables: Any,
-    ) -> str:
+    def render_chat(self, asked: Conversation) -> str:
         """The prompt text of a conversation, up to the beginning of the assistant's answer.
 
         `think` is passed to the template under the names that each family uses; if "off" changes
         nothing, the prompt is continued past the thoughts. Raises: TemplateError if there is no
         template, or it fails.
         """
-        return self._render(self._fitted(messages, tools), think, variables)
+        return self._render(self._fitted(asked), asked)
 
-    def _fitted(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None
-    ) -> Fitted:
+    def _fitted(self, asked: Conversation) -> Fitted:
         """The conversation as the template takes it. Raises: TemplateError if there is none."""
-        if (self.tool_template if tools else self.chat_template) is None:
+        if (self.tool_template if asked.tools else self.chat_template) is None:
             raise self._no_template()
-        manners = self._manners_with_tools if tools else self._manners_without_tools
-        return fit(messages, tools, manners)
+        manners = self._manners_with_tools if asked.tools else self._manners_without_tools
+        return fit(asked.messages, asked.tools, manners)
 
     @cached_property
     def _manners_with_tools(self) -> TemplateManners:
@@ -291,18 +274,16 @@ class Tokenizer:
         form = find_tool_format(self.chat_template or "")
         return TemplateManners(self._render_as_it_is, form, has_tools=False)
 
-    def _render(
-        self, fitted: Fitted, think: ThinkLevel | None, variables: Mapping[str, Any]
-    ) -> str:
+    def _render(self, fitted: Fitted, asked: Conversation) -> str:
         messages, tools = fitted.messages, fitted.tools
-        if think is None:
-            return self._render_as_it_is(messages, tools, **variables)
-        switched = {**_think_variables(think), **variables}
-        asked = self._render_as_it_is(messages, tools, **switched)
-        if think != "off" or self.markers is None:
-            return asked
-        unasked = self._render_as_it_is(messages, tools, **variables)
-        return asked if asked != unasked else _without_thoughts(asked, self.markers)
+        if asked.think is None:
+            return self._render_as_it_is(messages, tools, **asked.variables)
+        switched = {**_think_variables(asked.think), **asked.variables}
+        text = self._render_as_it_is(messages, tools, **switched)
+        if asked.think != "off" or self.markers is None:
+            return text
+        unasked = self._render_as_it_is(messages, tools, **asked.variables)
+        return text if text != unasked else _without_thoughts(text, self.markers)
 
     def _render_as_it_is(
         self,

@@ -1,13 +1,14 @@
 """A tokenizer that has untrusted text processed in another process."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Protocol, TypeVar
 
 from tokenizers import Tokenizer as Backend
 
 from localllm.errors import BusyError, RequestError, TemplateError
-from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
+from localllm.text.prompt import Conversation, Prompt
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.messages import (
     ChatPrompt,
@@ -70,30 +71,13 @@ class DelegatedTokenizer(Tokenizer):
         """See Tokenizer."""
         return self._have_done(CountTokens(text_to_bytes(text), limit), TokenCount).count
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        parse_special: bool = False,
-        **variables: Any,
-    ) -> Prompt:
+    def encode_chat(self, asked: Conversation) -> Prompt:
         """See Tokenizer."""
-        told = _conversation_to_bytes(messages, tools, variables)
-        return self._have_done(EncodeChat(told, think, parse_special), ChatPrompt).prompt
+        return self._have_done(EncodeChat(_as_bytes(asked)), ChatPrompt).prompt
 
-    def render_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        **variables: Any,
-    ) -> str:
+    def render_chat(self, asked: Conversation) -> str:
         """See Tokenizer."""
-        told = _conversation_to_bytes(messages, tools, variables)
-        return bytes_to_text(self._have_done(RenderChat(told, think), Rendered).text)
+        return bytes_to_text(self._have_done(RenderChat(_as_bytes(asked)), Rendered).text)
 
     def _have_done(self, job: TextJob, expected: type[R]) -> R:
         try:
@@ -111,16 +95,11 @@ class DelegatedTokenizer(Tokenizer):
         return result
 
 
-def _conversation_to_bytes(
-    messages: Sequence[ChatMessage],
-    tools: Sequence[Mapping[str, Any]] | None,
-    variables: Mapping[str, Any],
-) -> bytes:
-    told = (
-        list(map(dict, messages)),
-        None if tools is None else list(map(dict, tools)),
-        dict(variables),
-    )
+def _as_bytes(asked: Conversation) -> bytes:
+    told = {each.name: getattr(asked, each.name) for each in fields(asked)}
+    told["messages"] = list(map(dict, asked.messages))
+    told["tools"] = None if asked.tools is None else list(map(dict, asked.tools))
+    told["variables"] = dict(asked.variables)
     try:
         return text_to_bytes(json.dumps(told, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:

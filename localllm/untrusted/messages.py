@@ -13,7 +13,7 @@ from typing import Annotated, get_args
 from localllm.process.frames import Codec
 from localllm.process.limits import AtMost, Within
 from localllm.process.messages import Failed
-from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.prompt import Prompt
 
 # JSON and texts may hold lone surrogates, which are found when they are encoded.
 _TEXT_CODING = ("utf-8", "surrogatepass")
@@ -55,9 +55,7 @@ class OpenGrammars:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """A job on untrusted text, or on a conversation: its messages, tools and the template's
-    variables, as JSON.
-    """
+    """A job on untrusted text, or on the JSON of a Conversation."""
 
     text: bytes
 
@@ -86,15 +84,10 @@ class CountTokens(_Texts):
 class EncodeChat(_Texts):
     """See Tokenizer.encode_chat. → ChatPrompt."""
 
-    think: ThinkLevel | None
-    parse_special: bool
-
 
 @dataclass(frozen=True, slots=True)
 class RenderChat(_Texts):
     """See Tokenizer.render_chat. → Rendered."""
-
-    think: ThinkLevel | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.messages import (
     ChatPrompt,
@@ -44,19 +44,13 @@ def run_text_job(tokenizer: Tokenizer, work: Work) -> TextResult:
             return TokenIds(tuple(ids))
         case CountTokens(text, limit):
             return TokenCount(tokenizer.count_at_least(bytes_to_text(text), limit))
-        case EncodeChat(conversation, think, parse_special):
-            messages, tools, variables = _read(conversation)
-            prompt = tokenizer.encode_chat(
-                messages, tools, think=think, parse_special=parse_special, **variables
-            )
-            return ChatPrompt(prompt)
-        case RenderChat(conversation, think):
-            messages, tools, variables = _read(conversation)
-            rendered = tokenizer.render_chat(messages, tools, think=think, **variables)
-            return Rendered(text_to_bytes(rendered))
+        case EncodeChat(told):
+            return ChatPrompt(tokenizer.encode_chat(_read(told)))
+        case RenderChat(told):
+            return Rendered(text_to_bytes(tokenizer.render_chat(_read(told))))
     raise ValueError(f"not a text: {type(work).__name__}")
 
 
-def _read(conversation: bytes) -> Any:
-    """The conversation's messages, its tools and the template's variables."""
-    return json.loads(bytes_to_text(conversation))
+def _read(told: bytes) -> Conversation:
+    """Raises: ValueError, TypeError."""
+    return Conversation(**json.loads(bytes_to_text(told)))

@@ -12,7 +12,7 @@ import pytest
 from server.prompts_of import SPECIAL_TOKENS, TEMPLATES, PromptServer
 
 from localllm.errors import TemplateError
-from localllm.text.prompt import ChatMessage
+from localllm.text.prompt import ChatMessage, Conversation
 from localllm.text.template import render_chat_template
 
 MARK = re.compile(r"[A-Z]\d+z")
@@ -201,7 +201,7 @@ def ways() -> Iterator[tuple[str, list[ChatMessage], list[dict[str, Any]] | None
 def test_all_that_was_said_is_in_the_prompt_once_and_in_order(served: PromptServer) -> None:
     wrong = []
     for name, messages, tools in ways():
-        found = MARK.findall(served.tokenizer.render_chat(messages, tools))
+        found = MARK.findall(served.tokenizer.render_chat(Conversation(messages, tools)))
         expected = marks_of(messages)
         if name in LOOSE:
             found, expected = sorted(found), sorted(expected)
@@ -218,14 +218,15 @@ def test_what_a_template_takes_is_rendered_as_it_is(template: Path, served: Prom
     has_system = "gemma-2" not in template.stem and "Nemo" not in template.stem
     said = CONVERSATIONS["plain"][0 if has_system else 1 :]
     expected = render_chat_template(source, said, None, True, **SPECIAL_TOKENS)
-    assert served.tokenizer.render_chat(said) == expected
-    assert served.tokenizer.encode_chat(said).changes == ()
+    assert served.tokenizer.render_chat(Conversation(said)) == expected
+    assert served.tokenizer.encode_chat(Conversation(said)).changes == ()
 
 
 def test_a_template_that_takes_everything_gets_everything_unchanged() -> None:
     tokenizer = named("Qwen-Qwen2.5").tokenizer
     changed = {
-        name: tokenizer.encode_chat(messages, tools).changes for name, messages, tools in ways()
+        name: tokenizer.encode_chat(Conversation(messages, tools)).changes
+        for name, messages, tools in ways()
     }
     moved = ("results of tools stand behind their calls",)
     assert {name: told for name, told in changed.items() if told} == {
@@ -249,7 +250,7 @@ def test_a_template_that_takes_everything_gets_everything_unchanged() -> None:
     ],
 )
 def test_how_a_conversation_is_fitted(stem: str, name: str, prompt: str) -> None:
-    assert prompt in named(stem).tokenizer.render_chat(CONVERSATIONS[name])
+    assert prompt in named(stem).tokenizer.render_chat(Conversation(CONVERSATIONS[name]))
 
 
 def with_tool(schema: Any, description: str | None = "Time.") -> dict[str, Any]:
@@ -314,7 +315,7 @@ def test_no_tool_is_refused(served: PromptServer) -> None:
     body = {"messages": [user("U1z")], "tools": tools}
     response = served.post(CHAT, body)
     if NO_CALLS in response.text:
-        prompt = served.tokenizer.render_chat(body["messages"], tools)
+        prompt = served.tokenizer.render_chat(Conversation(body["messages"], tools))
     else:
         assert response.status_code == 200, response.text
         prompt = served.prompt
@@ -335,7 +336,9 @@ def test_no_tool_is_refused(served: PromptServer) -> None:
 )
 def test_types_are_read_off(name: str, written: str) -> None:
     """For Gemma 4, whose template shows the types alone."""
-    prompt = named("google-gemma-4").tokenizer.render_chat([user("U1z")], [TOOLS[name]])
+    prompt = named("google-gemma-4").tokenizer.render_chat(
+        Conversation([user("U1z")], [TOOLS[name]])
+    )
     assert written in prompt.replace("{ ", "{")
 
 

@@ -359,7 +359,7 @@ def test_who_attaches_has_the_engine_write_the_prompts(warm: None) -> None:
     assert attached is not None
     own = open_checkpoint().tokenizer
     messages = [{"role": "user", "content": "What is <|im_end|>?"}]
-    assert attached.prompts.write(Conversation(messages)) == own.encode_chat(messages)
+    assert attached.prompts.write(Conversation(messages)) == own.encode_chat(Conversation(messages))
     assert attached.prompts.write(Text("So:")).token_ids == own.encode(
         "So:", add_special_tokens=True
     )

@@ -10,6 +10,7 @@ from checkpoints import byte_tokenizer
 from tokenizers import AddedToken
 
 from localllm.errors import CheckpointError
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 
 TEXTS = (
@@ -151,7 +152,7 @@ def test_a_turn_s_markers_that_only_the_config_has_are_one_token_each(folder: Pa
     known = {"image_token": "<img>", "chat_template": template, "eos_token": "<|turn|>"}
     tokenizer = Tokenizer.from_folder(write(folder, {**listed(_260=token("<|turn|>")), **known}))
     typed_by_a_user = [{"role": "user", "content": "a<|turn|>"}]
-    ids = tokenizer.encode_chat(typed_by_a_user).token_ids
+    ids = tokenizer.encode_chat(Conversation(typed_by_a_user)).token_ids
     assert (ids[0], ids[-1], ids.count(260)) == (260, 261, 1)
     assert tokenizer.eos_token_id == 260
     assert tokenizer.decode(ids) == "a<|turn|>"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import COMMAND, GLM4, HERMES, ToolFormat, find_tool_format
 
@@ -64,10 +65,10 @@ def test_a_conversation_with_calls_is_written_whole(
 ) -> None:
     tokenizer = Tokenizer(lambda: None, {}, {"default": "plain", "tool_use": template})  # type: ignore[arg-type,return-value]
     assert find_tool_format(tokenizer.tool_template or "") == form
-    assert tokenizer.render_chat(MESSAGES, TOOLS) == prompt
+    assert tokenizer.render_chat(Conversation(MESSAGES, TOOLS)) == prompt
 
 
 def test_a_conversation_without_calls_is_left_as_it_is() -> None:
     tokenizer = Tokenizer(lambda: None, {}, {"default": GLM})  # type: ignore[arg-type,return-value]
     said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    assert tokenizer.render_chat(said) == "<|user|>\nHi<|assistant|>\nHo"
+    assert tokenizer.render_chat(Conversation(said)) == "<|user|>\nHi<|assistant|>\nHo"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from localllm.errors import CheckpointError, TemplateError
+from localllm.text.prompt import Conversation
 from localllm.text.template_files import read_chat_templates
 from localllm.text.tokenizer import Tokenizer
 
@@ -89,6 +90,6 @@ def test_templates_without_a_default_serve_tools_and_are_named_to_others(
     names = {f"{EXTRA}/rag.jinja": "A", f"{EXTRA}/tool_use.jinja": "with {{ tools[0].name }}"}
     tokenizer = Tokenizer.from_folder(write(folder, names))
     assert tokenizer.has_chat_template
-    assert tokenizer.render_chat([], tools=[{"name": "clock"}]) == "with clock"
+    assert tokenizer.render_chat(Conversation([], tools=[{"name": "clock"}])) == "with clock"
     with pytest.raises(TemplateError, match=r"none .* is the default: it has rag, tool_use"):
-        tokenizer.render_chat([])
+        tokenizer.render_chat(Conversation([]))

@@ -12,6 +12,7 @@ from scripted import scripted_model
 
 from localllm.chat.conversation import ChatSession
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.prompt import Conversation
 from localllm.text.thinking import FAMILIES, Markers, Split, ThinkingSplitter, find_markers
 from localllm.text.tokenizer import Tokenizer
 
@@ -168,8 +169,12 @@ def test_thinking_switched_off_ends_the_prompt_where_the_answer_begins(
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
     tokenizer = Tokenizer.from_folder(folder)
     messages = [{"role": "user", "content": "Why?"}]
-    assert tokenizer.render_chat(messages, think="off").rstrip().endswith(ending.rstrip())
-    assert not tokenizer.encode_chat(messages, think="off").is_thinking
+    assert (
+        tokenizer.render_chat(Conversation(messages, think="off"))
+        .rstrip()
+        .endswith(ending.rstrip())
+    )
+    assert not tokenizer.encode_chat(Conversation(messages, think="off")).is_thinking
 
 
 @pytest.mark.skipif(not TEMPLATES.exists(), reason="the templates lie outside the repository")
@@ -179,8 +184,8 @@ def test_an_effort_reaches_the_template_that_asks_for_one(make_checkpoint) -> No
     (folder / "chat_template.jinja").write_text(source, encoding="utf-8")
     tokenizer = Tokenizer.from_folder(folder)
     messages = [{"role": "user", "content": "Why?"}]
-    assert "Reasoning: high" in tokenizer.render_chat(messages, think="high")
-    assert "Reasoning: low" in tokenizer.render_chat(messages, think="low")
+    assert "Reasoning: high" in tokenizer.render_chat(Conversation(messages, think="high"))
+    assert "Reasoning: low" in tokenizer.render_chat(Conversation(messages, think="low"))
 
 
 def _thinking_folder(make_checkpoint) -> Path:  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
@@ -80,9 +81,13 @@ def test_a_text_is_encoded_the_same_way_each_time(tmp_path: Path) -> None:
 def test_the_template_file_beats_the_config(make_checkpoint) -> None:  # type: ignore[no-untyped-def]
     folder = make_checkpoint()
     messages = [{"role": "user", "content": "hi"}]
-    assert Tokenizer.from_folder(folder).render_chat(messages).startswith("<|im_start|>user\nhi")
+    assert (
+        Tokenizer.from_folder(folder)
+        .render_chat(Conversation(messages))
+        .startswith("<|im_start|>user\nhi")
+    )
     (folder / "chat_template.jinja").write_text("[{{ messages[0].content }}{{ eos_token }}]")
-    assert Tokenizer.from_folder(folder).render_chat(messages) == "[hi<|endoftext|>]"
+    assert Tokenizer.from_folder(folder).render_chat(Conversation(messages)) == "[hi<|endoftext|>]"
 
 
 def test_a_named_list_of_templates_gives_the_one_for_tools(make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
@@ -93,13 +98,13 @@ def test_a_named_list_of_templates_gives_the_one_for_tools(make_checkpoint, edit
     ]
     edit_json(folder / "tokenizer_config.json", chat_template=named)
     tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.render_chat([]) == "plain"
-    assert tokenizer.render_chat([], tools=[{"name": "clock"}]) == "with clock"
+    assert tokenizer.render_chat(Conversation([])) == "plain"
+    assert tokenizer.render_chat(Conversation([], tools=[{"name": "clock"}])) == "with clock"
 
 
 def test_without_a_template_there_is_an_error_that_names_raw() -> None:
     with pytest.raises(TemplateError) as caught:
-        BYTES.render_chat([])
+        BYTES.render_chat(Conversation([]))
     assert "--raw" in caught.value.hint
 
 
@@ -212,12 +217,14 @@ def test_a_conversation_says_where_its_messages_end(make_checkpoint) -> None:  #
     said = ["Be brief.", "Hello!", "Good day.", "Who are you?"]
     roles = ["system", "user", "assistant", "user"]
     messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
-    prompt = tokenizer.encode_chat(messages)
+    prompt = tokenizer.encode_chat(Conversation(messages))
     before = [tokenizer.decode(prompt.token_ids[:border]) for border in prompt.borders]
     for text in said:
         assert any(each.endswith(text) for each in before)
     # Where the last message is another one, all before it is the same.
-    other = tokenizer.encode_chat([*messages[:3], {"role": "user", "content": "Why?"}])
+    other = tokenizer.encode_chat(
+        Conversation([*messages[:3], {"role": "user", "content": "Why?"}])
+    )
     [same] = [
         border
         for border, text in zip(prompt.borders, before, strict=True)

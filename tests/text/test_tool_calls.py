@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from localllm.answer.grammar_compiler import GrammarCompiler
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.text.grammar import Grammar
-from localllm.text.prompt import Prompt
+from localllm.text.prompt import Conversation, Prompt
 from localllm.text.thinking import FAMILIES, ThinkingSplitter
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import (
@@ -438,7 +438,7 @@ def test_calls_of_glm_are_written_as_its_template_writes_them(name: str, line: s
     assert form.for_tools(TAGGED_TOOLS) == TAGGED[name][0]
     called = {"name": "report", "arguments": {"text": "hi", "count": 5}}
     said = [{"role": "assistant", "content": "", "tool_calls": [{"function": called}]}]
-    prompt = Tokenizer(lambda: None, {}, {"default": template}).render_chat(said)  # type: ignore[arg-type,return-value]
+    prompt = Tokenizer(lambda: None, {}, {"default": template}).render_chat(Conversation(said))  # type: ignore[arg-type,return-value]
     assert prompt == "<|observation|>" + written(name, text="hi", count="5")
     # Hunyuan writes alike, but not the same.
     assert find_tool_format(template.replace("{name}", "{name}<tool_sep>")) is None

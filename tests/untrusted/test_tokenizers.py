@@ -16,6 +16,7 @@ import pytest
 
 from localllm.errors import BusyError, CheckpointError, RequestError, TemplateError
 from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted import delegated_tokenizer
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
@@ -78,10 +79,10 @@ def test_ids_and_prompts_are_those_of_the_same_process(delegated: Tokenizer, tex
     for parse in (False, True):
         ways = {"add_special_tokens": True, "parse_special": parse}
         assert delegated.encode(text, **ways) == own.encode(text, **ways)
-        assert delegated.encode_chat(messages, parse_special=parse) == own.encode_chat(
-            messages, parse_special=parse
-        )
-    assert delegated.render_chat(messages) == own.render_chat(messages)
+        assert delegated.encode_chat(
+            Conversation(messages, parse_special=parse)
+        ) == own.encode_chat(Conversation(messages, parse_special=parse))
+    assert delegated.render_chat(Conversation(messages)) == own.render_chat(Conversation(messages))
     assert delegated.count_at_least(text * 1000, 100) == own.count_at_least(text * 1000, 100)
     assert delegated.decode(delegated.encode(text, add_special_tokens=False)) == text
 
@@ -92,13 +93,15 @@ def test_errors_are_those_of_the_same_process(delegated: Tokenizer, tmp_path: Pa
     assert found.value.param == "prompt"
     refusing = open_tokenizer(stranger(tmp_path / "m", "{{ raise_exception('no system') }}"))
     with pytest.raises(TemplateError, match="no system") as told:
-        refusing.encode_chat(HI)
+        refusing.encode_chat(Conversation(HI))
     assert told.value.hint == "change the messages"
 
 
 def test_half_a_pair_of_surrogates_is_rendered_as_in_the_same_process(delegated: Tokenizer) -> None:
     half = [{"role": "user", "content": "half \ud800 of it"}]
-    assert delegated.render_chat(half) == Tokenizer.from_folder(POCKET).render_chat(half)
+    assert delegated.render_chat(Conversation(half)) == Tokenizer.from_folder(POCKET).render_chat(
+        Conversation(half)
+    )
 
 
 def test_what_cannot_be_written_down_is_refused(delegated: Tokenizer) -> None:
@@ -107,7 +110,7 @@ def test_what_cannot_be_written_down_is_refused(delegated: Tokenizer) -> None:
         deep = [deep]
     for content in (deep, object()):
         with pytest.raises(RequestError, match="cannot be written as JSON"):
-            delegated.encode_chat([{"role": "user", "content": content}])
+            delegated.encode_chat(Conversation([{"role": "user", "content": content}]))
 
 
 @pytest.mark.parametrize("bomb", TEMPLATE_BOMBS.values(), ids=TEMPLATE_BOMBS)
@@ -118,7 +121,7 @@ def test_a_template_is_stopped_in_time_and_the_next_request_is_answered(
     tokenizer = open_tokenizer(stranger(tmp_path / "model", bomb))
     began_s = time.monotonic()
     with pytest.raises(TemplateError, match="stopped"):
-        tokenizer.encode_chat(HI)
+        tokenizer.encode_chat(Conversation(HI))
     assert time.monotonic() - began_s < 3
     assert tokenizer.encode("next", add_special_tokens=False)
 
@@ -152,7 +155,7 @@ def test_waiting_for_others_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def ask() -> None:
         began_s = time.monotonic()
         with pytest.raises((TemplateError, BusyError)):
-            tokenizer.encode_chat(HI)
+            tokenizer.encode_chat(Conversation(HI))
         taken.append(time.monotonic() - began_s)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.draw.interrupt import ctrl_c_raises
 from localllm.cli.draw.output import is_terminal, may_use_colour, note, show_controls
 from localllm.cli.draw.words import size
+from localllm.hub.download import DownloadProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,8 +21,8 @@ _MAX_BARS = 6
 _SMALL_BYTES = 8 << 20
 
 
-class TerminalProgress:
-    """A DownloadProgress that draws on stderr."""
+class TerminalProgress(DownloadProgress):
+    """Draws on stderr."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None

@@ -9,6 +9,7 @@ from localllm.cli.draw.output import json_line, note, show_controls, write_stdou
 from localllm.cli.flags.common import JsonObject, Model
 from localllm.errors import CheckpointError, TemplateError
 from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
+from localllm.text.prompt import Conversation
 
 EXAMPLE = (
     {"role": "system", "content": "You are a helpful assistant."},
@@ -58,9 +59,9 @@ def _render_example(tokenizer: Any, name: str) -> str:
             hint="localllm show without --template",
         )
     try:
-        text = tokenizer.render_chat(EXAMPLE)
+        text = tokenizer.render_chat(Conversation(EXAMPLE))
     except TemplateError:
-        text = tokenizer.render_chat(EXAMPLE[1:])
+        text = tokenizer.render_chat(Conversation(EXAMPLE[1:]))
     return show_controls(text).rstrip("\n") + "\n"
 
 
