@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _forking(pytestconfig: pytest.Config) -> Iterator[None]:
-    if pytestconfig.getoption("--fresh-processes"):
+    # No GPU is used on both sides of a fork.
+    if pytestconfig.getoption("--fresh-processes") or torch.cuda.is_available():
         yield
         return
     with forking_processes():
