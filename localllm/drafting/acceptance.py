@@ -51,10 +51,8 @@ class _Counts:
         self.accepted[kind] = self.accepted.get(kind, 0.0) + is_accepted
 
     def chance(self, kind: int, guess: float) -> float:
-        decided = self.decided.get(kind)
-        if decided is None:
-            return guess
-        return (self.accepted[kind] + GUESS_WEIGHT * guess) / (decided + GUESS_WEIGHT)
+        decided, accepted = self.decided.get(kind, 0.0), self.accepted.get(kind, 0.0)
+        return (accepted + GUESS_WEIGHT * guess) / (decided + GUESS_WEIGHT)
 
 
 class Acceptance:
@@ -76,15 +74,23 @@ class Acceptance:
                     counts.add(kind, is_accepted=i < draft.num_accepted)
 
     def chances(
-        self, request: Request, match_length: int, count: int, least: float = 0.0
+        self,
+        request: Request,
+        match_length: int,
+        count: int,
+        least: float = 0.0,
+        *,
+        is_sure: bool = False,
     ) -> list[float]:
         """That the first token, the first two, … of a draft are accepted; up to the first of them
-        that is less likely than `least`, without it but for the first token.
+        that is less likely than `least`, without it but for the first token. `is_sure`: only as
+        likely as their outcomes alone show.
         """
         own, found, chance, product = self._own.get(request), list[float](), 0.0, 1.0
         for kind in range(match_length, match_length + count):
             kind = min(kind, _LAST_CLASS)
-            chance = self._all.chance(kind, max(chance, (kind + 1) / (kind + 2)))
+            guess = 0.0 if is_sure else max(chance, (kind + 1) / (kind + 2))
+            chance = self._all.chance(kind, guess)
             product *= chance if own is None else own.chance(kind, chance)
             if product < least and found:
                 break

@@ -9,9 +9,13 @@ f, s: the fixed and the marginal cost of verifying drafts, in plain steps (draft
 Leviathan et al. 2023, theorem 3.8, for one request, one chance and f = 0.
 
 What a drafter has gained and lost stands in its account (draft_account.py): looks for drafts,
-trials, drafts that seemed to gain, the slow plain steps behind them, the time of waiting for ids.
-Who has nothing left does not draft, nor is it asked. So a drafter loses at most ACCOUNT_START, or
-ACCOUNT_MOST of what it has gained, and TRICKLE of the time.
+trials, drafts that seemed to gain, the time of waiting for ids. What is not known is thought likely
+as long as there is something in it; who has nothing left drafts what earlier outcomes alone show to
+be worth it. So a drafter loses at most ACCOUNT_START, or ACCOUNT_MOST of what it has gained, and
+TRICKLE of the time for drafts and for looks; besides, what a trial loses beyond that.
+
+Steps that take much more than was thought, or less, tell that drafts have changed or the machine
+has. Plain steps are measured before either is believed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +26,16 @@ from typing import NamedTuple
 
 from localllm.drafting.acceptance import Draft
 from localllm.drafting.draft_account import (
+    ACCOUNT_START,
     MOST_CHARGED,
     TRICKLE,
     DraftAccount,
+    Owed,
 )
-from localllm.drafting.draft_cost import FAST
+from localllm.drafting.draft_cost import FAST, GUESSED_COST, TRIAL_STEPS
 from localllm.drafting.drafter import Proposal
 from localllm.schedule.request import Request
 from localllm.schedule.step_clock import SETTLE_STEPS, StepClock
-
-# Steps of a trial: the first ones with drafts are slow.
-TRIAL_STEPS = 4
 
 # By drafter and request.
 Proposals = Mapping[int, Mapping[Request, Proposal]]
@@ -77,8 +80,8 @@ class DraftPolicy:
         """`is_cheap`: of each drafter, see DraftAccount."""
         self.accounts, self.clock = [DraftAccount(each) for each in is_cheap], clock
         self._is_resting = False
-        # Who drafted last, and what the drafts that gave way to a trial would have gained.
-        self._last, self._rate = 0, 1.0
+        # What would have been gained in the newest step if those that draft had not.
+        self._rate = 1.0
         # Whose drafts promised the most in the newest step, if anyone's were worth it.
         self._chosen: int | None = None
         # The last plan of who looks for no matches, and in how many steps it was taken.
@@ -94,7 +97,7 @@ class DraftPolicy:
     def pass_steps(self, count: int) -> None:
         """Note that so many steps begin."""
         for each in self.accounts:
-            each.book(TRICKLE * count)
+            each.pass_steps(count / len(self.accounts))
 
     def idle_steps(self, size: int) -> int:
         """For how many steps there is nothing to measure and nobody to ask, if nothing happens."""
@@ -137,16 +140,19 @@ class DraftPolicy:
         tried = self._tried(plans, chosen, worth, size)
         for number, plan in enumerate(plans):
             if number in proposals:
-                if plan not in worth and self.accounts[number].is_used:
-                    self.accounts[number].give_up()
                 self.accounts[number].is_used = plan in worth
                 self.accounts[number].gain = 1.0 if plan is None else max(1.0, plan.gain)
+                if plan is not None:
+                    # What a trial loses, as far as is known.
+                    tokens = 1 + sum(plan.expected.values()) / size
+                    lost = TRIAL_STEPS * tokens * (1 / plan.gain - 1)
+                    self.accounts[number].needs = min(max(1.0, 1 + lost), ACCOUNT_START / 2)
         self._chosen = None if chosen is None else chosen.drafter
-        is_other = tried is not None and chosen is not None and tried.drafter != chosen.drafter
-        self._rate = chosen.gain if is_other and chosen is not None else 1.0
+        drafts = tried or chosen
+        others = (plan.gain for plan in worth if drafts and plan.drafter != drafts.drafter)
+        self._rate = max(others, default=1.0)
         if tried is None and chosen is not None and not self.clock.is_settled:
-            is_too_low = self.accounts[chosen.drafter].cost(size).is_too_low
-            self._is_resting = is_too_low or self._rest_is_paid(chosen.gain)
+            self._is_resting = self._rest_is_paid(chosen.gain)
             chosen = None if self._is_resting else chosen
         planned = tried or self._with_likelier(chosen, worth, most)
         is_steady = planned is not None and not (planned.is_trial or self._is_cheap(planned))
@@ -192,14 +198,18 @@ class DraftPolicy:
     ) -> Plan | None:
         """A drafter's drafts of the best gain, even if it is a loss; None if there are none."""
         account = self.accounts[number]
-        if not own or account.balance <= 0:
+        if not own:
             return None
         fixed, marginal = account.cost(size).line()
+        is_sure = account.balance <= 0 and not account.trial_left
+        least = marginal if account.is_used else max(marginal, GUESSED_COST)
         chances = list[list[float]]()
         for request, proposal in islice(own.items(), most):
             # A token that is less likely than what it costs is never worth it.
             count, match = len(proposal.token_ids), proposal.match_length
-            chances.append(account.acceptance.chances(request, match, count, marginal))
+            chances.append(
+                account.acceptance.chances(request, match, count, least, is_sure=is_sure)
+            )
         best, promised, gain, total, accepted = 0, -inf, 0.0, 0, 0.0
         for length in range(max(map(len, chances))):
             likely = [each[length] for each in chances if len(each) > length]
@@ -223,7 +233,7 @@ class DraftPolicy:
         """The drafts of who is on trial, as is who begins to be used; None if nobody is."""
         on_trial = []
         for each, plan in zip(self.accounts, plans, strict=True):
-            begins = not each.is_used if plan is chosen else each.balance >= each.level
+            begins = not each.is_used if plan is chosen else each.balance >= each.needs
             begins &= plan is chosen or plan not in worth
             if plan is None:
                 each.trial_left = 0
@@ -274,7 +284,7 @@ class DraftPolicy:
         """Take what was done for a drafter out of its account."""
         plain = self.clock.plain_seconds(size)
         if plain is not None:
-            self.accounts[number].book(-min(seconds / plain, MOST_CHARGED))
+            self.accounts[number].charge_look(min(seconds / plain, MOST_CHARGED))
 
     def _note_news(self, size: int) -> None:
         """Refill accounts once plain steps take what they never took before: what was lost was lost
@@ -294,8 +304,6 @@ class DraftPolicy:
         if before is not None:
             for each in self.accounts:
                 each.rescale(now / before)
-            for steps in since:
-                self.accounts[self._last].book(1 - min(steps, MOST_CHARGED))
         self._rest = (len(since), sum(since))
         self._is_resting = False
         self._num_steps, self._tokens, self._time = 0, 0.0, 0.0
@@ -305,25 +313,22 @@ class DraftPolicy:
         if not outcome.drafts:
             asked, steps = list(outcome.looks), min(steps, MOST_CHARGED)
             for number in asked:
-                self.accounts[number].book((1 - steps) / len(asked))
+                self.accounts[number].charge_look((steps - 1) / len(asked))
             return
         for number, drafts in outcome.drafts.items():
             self.accounts[number].acceptance.add(drafts)
-        dearest = max(outcome.drafts)
-        own, self._last = self.accounts[dearest], dearest
+        own = self.accounts[max(outcome.drafts)]
         self.clock.unsettle()
         if not outcome.is_usual:
             return
         num_drafted = sum(each.num_drafted for own in outcome.drafts.values() for each in own)
         cost, length = own.cost(outcome.size), num_drafted / outcome.size
-        fixed, marginal = cost.line()
-        most = MOST_CHARGED * (1 + fixed + marginal * length)
         cost.add(length, steps)
-        steps = min(steps, most)
         self._count(tokens, steps)
-        own.book(tokens - steps * self._rate)
-        if not own.is_used and not own.trial_left:
-            own.give_up()
+        own.book(Owed(tokens, length, self._rate), cost)
+        if cost.is_doubtful:
+            self.clock.doubt()
+            self._is_resting = True
 
     def _count(self, tokens: float, plain_steps: float) -> None:
         self._num_steps += 1

@@ -27,7 +27,7 @@ from localllm.schedule.scheduler import ScheduledBatch
 # A head that lacks more than a few entries of a request catches up before it drafts for it. One
 # that is only tried, because it has not been worth its time, sees so many of the newest tokens:
 # with pocket as many of its drafts are accepted as with four times as many (0.59 at temperature 1).
-_FEW, _OF_TRIAL = 16, 32
+_FEW, _OF_TRIAL = 16, 96
 # Memory, in float32, for hidden states that wait for the head, over all requests.
 _WAITING_BYTES, _FEWEST_WAITING, _MOST_WAITING = 64 << 20, 1024, 1 << 15
 

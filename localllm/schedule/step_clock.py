@@ -9,7 +9,6 @@ they count once they have settled.
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median_low
 
 # The next plain step's time is predicted by the median of so many.
 PLAIN_WINDOW = 9
@@ -18,6 +17,11 @@ PLAIN_WINDOW = 9
 SETTLE_STEPS, SETTLED = 3, 0.98
 # Batches that differ by at most this factor take about the same time.
 NEAR = 1.2
+
+
+def usual(times: Sequence[float]) -> float:
+    """What steps take while nothing else makes them slow: a quarter of them took less."""
+    return sorted(times)[len(times) // 4]
 
 
 class StepClock:
@@ -53,7 +57,7 @@ class StepClock:
         last, before = self.since[-SETTLE_STEPS:], self.since[-2 * SETTLE_STEPS : -SETTLE_STEPS]
         if len(before) < SETTLE_STEPS or min(last) < SETTLED * min(before):
             return False
-        self._keep(size, last)
+        self._keep(size, [*self._times.get(size, ()), *last])
         self.is_settled = True
         return True
 
@@ -61,6 +65,10 @@ class StepClock:
         """Note a step of another kind: the plain ones behind it are slow at first."""
         self.is_settled, self.since = False, []
 
+    def doubt(self) -> None:
+        """Note that the machine may have changed."""
+        self._times.clear()
+
     def _keep(self, size: int, times: Sequence[float]) -> None:
         own = self._times[size] = deque(times, PLAIN_WINDOW)
-        self._usual[size] = median_low(own)
+        self._usual[size] = usual(own)
