@@ -301,7 +301,7 @@ def test_nonsense_on_the_socket_hurts_nobody(warm: None) -> None:
         COMMANDS.pack(KeepAlive(1e300)),
         COMMANDS.pack(Open("pocket", "", EngineConfig(), 0, None, None)),
         COMMANDS.pack(Submit(1, Prompt([1]), SamplingParams(), bytes(65))),
-        COMMANDS.pack(Write(1, EncodeChat(b"[[[", None, parse_special=False))),
+        COMMANDS.pack(Write(1, EncodeChat(b"[[["))),
         b"\x00\x00\x00\x04\x81\x91\x01\x01",  # a map whose key is a list
     ):
         channel = connect(address)
