@@ -28,6 +28,7 @@ from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import load_library
+from localllm_kernels.cpu.declarations import Declarations
 
 WITHOUT = "nothing is kept"
 VERDICT = Verdict("a GPU", "a shape", (Outcome(Piece.NORMS, "norm", 1, "good"),))
@@ -183,8 +184,9 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    # What the stand-in makes is no library.
+    # What the stand-in makes is no library, and has no functions.
     monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
+    monkeypatch.setattr(build, "DECLARATIONS", Declarations(""))
     return calls
 
 

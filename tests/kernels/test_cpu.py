@@ -19,6 +19,7 @@ from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
+from localllm_kernels.cpu.declarations import Declarations
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
@@ -412,7 +413,10 @@ def test_all_instruction_sets_give_the_same_bits(
             folder.mkdir()
             # Compiling is what takes long here; what is optimised does not change a bit.
             monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking, "-O1"))
-            monkeypatch.setattr(build, "_SOURCES", sources_of_products(folder))
+            sources = sources_of_products(folder)
+            text = "\n".join(path.read_text("utf-8") for path in sources)
+            monkeypatch.setattr(build, "_SOURCES", sources)
+            monkeypatch.setattr(build, "DECLARATIONS", Declarations(text))
         try:
             linears = CpuLinears(load_library(folder), Team())
         except BuildError:
@@ -435,7 +439,7 @@ def sources_of_products(folder: Path) -> list[Path]:
     lanes = folder / "lanes.c"
     lanes.write_text(f'#include "{own / "common.h"}"\nconst int64_t lanes = LANES;\n')
     linears = [own / f"{kind}_linear.c" for kind in ("float32", "bfloat16", "integer")]
-    return [*linears, own / "team.c", lanes]
+    return [*linears, own / "products.c", own / "team.c", lanes]
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
