@@ -5,7 +5,7 @@ from typing import NamedTuple
 from localllm.drafting.acceptance import Acceptance
 from localllm.drafting.draft_cost import DraftCost
 
-# What an account begins with; the most it holds; what it gets a step, and again for looks that lead
+# What an account begins with; the most it holds; what all get a step, and again for looks that lead
 # to nothing; and how many plain steps a wait or a look is charged at most, since other work may
 # make one slow.
 ACCOUNT_START, ACCOUNT_MOST, TRICKLE, MOST_CHARGED = 5.0, 12.0, 0.005, 2.0
@@ -30,8 +30,9 @@ class DraftAccount:
     trial.
     """
 
-    def __init__(self, is_cheap: bool) -> None:
-        self.is_cheap, self.is_used, self.trial_left = is_cheap, False, 0
+    def __init__(self, is_cheap: bool, trickle: float = TRICKLE) -> None:
+        """`trickle`: what it gets a step."""
+        self._trickle, self.is_cheap, self.is_used, self.trial_left = trickle, is_cheap, False, 0
         self.balance, self.needs = ACCOUNT_START, ACCOUNT_START / 2
         self.gain = 1.0
         self.acceptance = Acceptance()
@@ -39,10 +40,10 @@ class DraftAccount:
         self._owed = list[Owed]()
         self._vain = 0.0  # what there is for looks that lead to nothing
 
-    def pass_steps(self, count: float) -> None:
+    def pass_steps(self, count: int) -> None:
         """Note that so many steps begin."""
-        self._book(TRICKLE * count)
-        self._vain = min(ACCOUNT_START, self._vain + TRICKLE * count)
+        self._book(self._trickle * count)
+        self._vain = min(ACCOUNT_START, self._vain + self._trickle * count)
 
     def book(self, drafted: Owed, cost: DraftCost) -> None:
         """Book a step with drafts, once it is known what they cost: the first ones are slow, and
@@ -82,7 +83,7 @@ class DraftAccount:
         if self.is_used or self.trial_left or (self.is_cheap and self._is_paid):
             return 0
         lacking = -self._vain if self.is_cheap else self.needs - self.balance
-        return max(0, int(lacking / TRICKLE) + 1) if lacking > 0 else 0
+        return int(lacking / self._trickle) + 1 if lacking > 0 else 0
 
     def cost(self, size: int) -> DraftCost:
         """At a batch size; at first like that of the nearest one."""

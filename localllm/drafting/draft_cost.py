@@ -10,10 +10,8 @@ from localllm.schedule.step_clock import SETTLE_STEPS, usual
 WINDOW = 32
 # s of a drafter of which nothing was measured.
 GUESSED_COST = 0.25
-# Steps of a trial: the first ones with drafts are slow.
-TRIAL_STEPS = 4
-# A step that takes less than this share of what it was thought to take is news: other work may make
-# a step slow, but nothing makes it fast.
+# A step that takes less than this share of what it was thought to take is news; so are a few in a
+# row of which that is less than this share of what they take.
 FAST = 0.7
 
 
@@ -82,25 +80,25 @@ class DraftCost:
         doubted = [self._samples.pop() for _ in range(count)][::-1]
         now = [(length, steps / change) for length, steps in doubted]
         self._is_stale = bool(self._samples)
-        if all(self._surprise(*each) for each in now):
-            if self._surprises > 0 and not self._has_doubted:
-                # Other work may have ended meanwhile; they have to come again.
-                self._has_doubted, now = True, []
-            else:
-                self._samples.clear()
-        self._samples.extend(now)
-        if not now:
-            self._surprises, self._is_stale = 0, bool(self._samples)
+        has_changed = all(self._surprise(*each) for each in now)
+        is_slow, self._surprises = self._surprises > 0, 0
+        if has_changed and is_slow and not self._has_doubted:
+            # Other work may have ended meanwhile: they have to come again.
+            self._has_doubted = True
             return False
-        self._surprises, self._is_stale = 0, True
+        if has_changed:
+            self._samples.clear()
+        self._samples.extend(now)
+        self._is_stale = True
         usually = min(steps / (1 + GUESSED_COST * length) for length, steps in now)
         is_least = len(self._samples) == len(now) and usually < FAST * self._least
         self._least = min(self._least, usually) if is_least else self._least
         return is_least
 
     def _fit(self) -> None:
-        """A line through the medians of each length, of those measured more than once if any was.
-        While all are alike, s stays as it was, or is half of what they cost if they always were.
+        """A line through what steps of each length usually take, of those measured more than once
+        if any was. While all are alike, s stays as it was, or is half of what they cost if they
+        always were.
         """
         self._is_stale = False
         groups: dict[int, list[tuple[float, float]]] = {}

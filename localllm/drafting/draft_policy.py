@@ -32,10 +32,13 @@ from localllm.drafting.draft_account import (
     DraftAccount,
     Owed,
 )
-from localllm.drafting.draft_cost import FAST, GUESSED_COST, TRIAL_STEPS
+from localllm.drafting.draft_cost import FAST, GUESSED_COST
 from localllm.drafting.drafter import Proposal
 from localllm.schedule.request import Request
 from localllm.schedule.step_clock import SETTLE_STEPS, StepClock
+
+# Steps of a trial: the first ones with drafts are slow.
+TRIAL_STEPS = 4
 
 # By drafter and request.
 Proposals = Mapping[int, Mapping[Request, Proposal]]
@@ -78,7 +81,9 @@ class DraftPolicy:
 
     def __init__(self, is_cheap: Sequence[bool], clock: StepClock) -> None:
         """`is_cheap`: of each drafter, see DraftAccount."""
-        self.accounts, self.clock = [DraftAccount(each) for each in is_cheap], clock
+        share = TRICKLE / len(is_cheap)
+        self.accounts = [DraftAccount(each, share) for each in is_cheap]
+        self.clock = clock
         self._is_resting = False
         # What would have been gained in the newest step if those that draft had not.
         self._rate = 1.0
@@ -97,7 +102,7 @@ class DraftPolicy:
     def pass_steps(self, count: int) -> None:
         """Note that so many steps begin."""
         for each in self.accounts:
-            each.pass_steps(count / len(self.accounts))
+            each.pass_steps(count)
 
     def idle_steps(self, size: int) -> int:
         """For how many steps there is nothing to measure and nobody to ask, if nothing happens."""

@@ -10,7 +10,7 @@ they count once they have settled.
 from collections import deque
 from collections.abc import Sequence
 
-# The next plain step's time is predicted by the median of so many.
+# So many tell what the next plain step usually takes.
 PLAIN_WINDOW = 9
 # Plain steps have settled when the fastest of SETTLE_STEPS takes at least SETTLED of the time of
 # the fastest of as many before.
