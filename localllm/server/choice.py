@@ -1,5 +1,6 @@
 """What the events of a request add up to, whatever format it is sent in."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -10,6 +11,7 @@ from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
 
 Ending = Literal["stop", "length", "tool_calls"]
+Part = Literal["thinking", "text"]
 _ENDINGS: dict[str, Ending] = {"length": "length"}
 
 
@@ -109,15 +111,13 @@ class Frame:
 
 
 class AnswerWriter(Protocol):
-    """Writes the answer to one request in the format of an API."""
+    """Writes the answer to one request in the format of an API.
 
-    @property
-    def usage(self) -> Usage:
-        """What was counted so far."""
+    `usage`: what was counted so far; `name`: the answer's identifier.
+    """
 
-    @property
-    def name(self) -> str:
-        """The answer's identifier."""
+    usage: Usage
+    name: str
 
     def add(self, index: int, event: TextEvent) -> None:
         """Add an event of choice `index`."""
@@ -136,6 +136,41 @@ class AnswerWriter(Protocol):
 
     def cut(self) -> Iterable[Frame]:
         """The last frames of an answer that will not continue, since the server ends."""
+        return self.failed(Refusal(503, "the server ends"))
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
         """The last frames of an answer that an error ends."""
+
+
+class PartsWriter(AnswerWriter):
+    """Writes one answer as parts, one behind the other: thoughts, text and calls."""
+
+    def __init__(self, tools: ToolFormat | None) -> None:
+        """`tools`: how the model writes calls, if the request has tools."""
+        self.usage = Usage()
+        self._choice = Choice.of(tools)
+        self._open: Part | None = None
+        self._pieces: list[str] = []  # of the open part
+
+    def add(self, index: int, event: TextEvent) -> None:
+        self.usage.add(event)
+        choice = self._choice
+        choice.add(event)
+        if event.thinking:
+            self._say("thinking", event.thinking)
+        if choice.new_text:
+            self._say("text", choice.new_text)
+        for call in choice.new_calls:
+            self._call(call)
+        if choice.ending is not None:
+            self._close(is_cut=choice.ending == "length")
+
+    @abstractmethod
+    def _say(self, part: Part, piece: str) -> None: ...
+
+    @abstractmethod
+    def _call(self, call: ToolCall) -> None: ...
+
+    @abstractmethod
+    def _close(self, *, is_cut: bool = False) -> None:
+        """Close the open part, if there is one."""

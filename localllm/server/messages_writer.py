@@ -5,10 +5,10 @@ Source: Anthropic's API reference, "Create a Message" and "Streaming messages".
 
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from localllm.answer.completion import TextEvent
-from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.choice import Frame, Part, PartsWriter
 from localllm.server.messages_schema import as_json
 from localllm.server.refusals import Refusal
 from localllm.text.tool_calls import ToolCall, ToolFormat
@@ -19,8 +19,8 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _SIGNATURE = "localllm"
 
 
-class MessagesWriter:
-    """Writes the answer to one request; see AnswerWriter."""
+class MessagesWriter(PartsWriter):
+    """Writes the answer to one request."""
 
     def __init__(
         self,
@@ -34,35 +34,20 @@ class MessagesWriter:
         is empty, since only the prompt was to be read; `compares_with`: the answer whose prompt the
         client wants this one to be compared with.
         """
+        super().__init__(tools)
         self.name = f"msg_{uuid.uuid4().hex}"
         self._model, self._only_reads, self._compares_with = model, only_reads, compares_with
-        self._choice = Choice.of(tools)
         self._blocks: list[dict[str, Any]] = []
-        self._pieces: list[str] = []  # of the open block
-        self._open: Literal["thinking", "text"] | None = None
         self._new: list[Frame] = []
-        self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
-        """See AnswerWriter."""
         self._new = []
         if self._only_reads:
             self._choice.ending = "length"
-            return
-        self.usage.add(event)
-        choice = self._choice
-        choice.add(event)
-        if event.thinking:
-            self._say("thinking", event.thinking)
-        if choice.new_text:
-            self._say("text", choice.new_text)
-        for call in choice.new_calls:
-            self._call(call)
-        if choice.ending is not None:
-            self._close()
+        else:
+            super().add(index, event)
 
     def whole(self) -> dict[str, Any]:
-        """See AnswerWriter."""
         return {
             **self._head(),
             "content": self._blocks,
@@ -71,7 +56,6 @@ class MessagesWriter:
         }
 
     def begin(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         usage = self._described_usage() | {"output_tokens": 0}
         empty: dict[str, Any] = {
             "content": [],
@@ -83,29 +67,22 @@ class MessagesWriter:
         yield _frame("ping")
 
     def frames(self, index: int, event: TextEvent) -> Iterable[Frame]:
-        """See AnswerWriter."""
         return self._new
 
     def end(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         yield _frame("message_delta", delta=self._ending(), usage=self._described_usage())
         yield _frame("message_stop")
 
-    def cut(self) -> Iterable[Frame]:
-        """See AnswerWriter."""
-        return self.failed(Refusal(503, "the server ends"))
-
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        """See AnswerWriter."""
         return (Frame(refusal.content_at(PATH), "error"),)
 
-    def _say(self, kind: Literal["thinking", "text"], piece: str) -> None:
-        if self._open != kind:
+    def _say(self, part: Part, piece: str) -> None:
+        if self._open != part:
             self._close()
-            self._open = kind
-            self._start({"type": kind, kind: ""} | ({"signature": ""} if kind != "text" else {}))
+            self._open = part
+            self._start({"type": part, part: ""} | ({"signature": ""} if part != "text" else {}))
         self._pieces.append(piece)
-        self._delta({"type": f"{kind}_delta", kind: piece})
+        self._delta({"type": f"{part}_delta", part: piece})
 
     def _call(self, call: ToolCall) -> None:
         self._close()
@@ -124,7 +101,7 @@ class MessagesWriter:
         place = len(self._blocks) - 1
         self._new.append(_frame("content_block_delta", index=place, delta=delta))
 
-    def _close(self) -> None:
+    def _close(self, *, is_cut: bool = False) -> None:
         if self._open is None:
             return
         whole: dict[str, Any] = {"type": self._open, self._open: "".join(self._pieces)}

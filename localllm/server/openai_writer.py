@@ -14,7 +14,7 @@ from typing import Any, Literal
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.schedule.logprobs import read_scores
 from localllm.schedule.request import FinishReason
-from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.choice import AnswerWriter, Choice, Frame, Usage
 from localllm.server.refusals import Refusal
 from localllm.server.token_texts import Shown, TextOffsets, TokenTexts
 from localllm.text.prompt_writer import NUM_CONTEXT_TOKENS
@@ -33,8 +33,8 @@ class Echo:
     token_ids: Sequence[int]
 
 
-class OpenAIWriter:
-    """Writes the `num_choices` answers to one request; see AnswerWriter."""
+class OpenAIWriter(AnswerWriter):
+    """Writes the `num_choices` answers to one request."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class OpenAIWriter:
         return TextOffsets(tokenizer, echo.token_ids[-NUM_CONTEXT_TOKENS:], len(echo.text))
 
     def add(self, index: int, event: TextEvent) -> None:
-        """See AnswerWriter."""
         event = self._seen(event)
         if event.prompt_scores is not None:
             self._scores[index // self._samples] = event.prompt_scores
@@ -80,7 +79,6 @@ class OpenAIWriter:
         self.usage.add(event)
 
     def whole(self) -> dict[str, Any]:
-        """See AnswerWriter."""
         choices = []
         for index, choice in enumerate(self._choices):
             described: dict[str, Any] = {"index": index, "finish_reason": choice.ending}
@@ -102,7 +100,6 @@ class OpenAIWriter:
         return {**self._head(kind), "choices": choices, "usage": _described_usage(self.usage)}
 
     def begin(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         for index in range(len(self._choices)):
             if self._kind == "chat":
                 yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
@@ -110,7 +107,6 @@ class OpenAIWriter:
                 yield self._chunk(index, {"text": self._echo(index)}, None)
 
     def frames(self, index: int, event: TextEvent) -> Iterator[Frame]:
-        """See AnswerWriter."""
         event = self._seen(event)
         if event.prompt_scores is not None and self._echoes:
             yield from self._echoed(index // self._samples)
@@ -139,14 +135,12 @@ class OpenAIWriter:
             yield self._chunk(index, empty | _cut(ended), ended.ending)
 
     def end(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         if self._wants_usage:
             usage = _described_usage(self.usage)
             yield Frame({**self._head(self._chunk_kind), "choices": [], "usage": usage})
         yield _DONE
 
     def cut(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         for index, choice in enumerate(self._choices):
             if choice.ending is None:
                 empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
@@ -154,7 +148,6 @@ class OpenAIWriter:
         yield _DONE
 
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        """See AnswerWriter."""
         return Frame(refusal.content), _DONE
 
     def _seen(self, event: TextEvent) -> TextEvent:

@@ -6,20 +6,19 @@ Source: OpenAI's API reference, "The response object" and "Streaming events".
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from localllm.answer.completion import TextEvent
-from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.choice import Frame, Part, PartsWriter
 from localllm.server.refusals import Refusal
 from localllm.server.responses_schema import ChosenFunction, ResponseRequest
 from localllm.text.tool_calls import ToolCall, ToolFormat
 
-Part = Literal["reasoning", "message"]
 _IN_PROGRESS, _COMPLETED, _INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
-class ResponsesWriter:
-    """Writes the answer to one request; see AnswerWriter."""
+class ResponsesWriter(PartsWriter):
+    """Writes the answer to one request."""
 
     def __init__(
         self,
@@ -31,59 +30,36 @@ class ResponsesWriter:
         """`tools`: how the model writes calls, if the request has tools; `keep` gets the response
         once it is whole.
         """
+        super().__init__(tools)
         self.name = _new_id("resp")
         self._body, self._model, self._keep = body, model, keep
         self._created_s = int(time.time())
-        self._choice = Choice.of(tools)
         self._items: list[dict[str, Any]] = []
-        self._open: Part | None = None
-        self._pieces: list[str] = []  # of the open item
         self._open_id = ""
         self._new: list[dict[str, Any]] = []  # what the newest event brought
         self._num_frames = 0
-        self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
-        """See AnswerWriter."""
         self._new = []
-        self.usage.add(event)
-        choice = self._choice
-        choice.add(event)
-        if event.thinking:
-            self._say("reasoning", event.thinking)
-        if choice.new_text:
-            self._say("message", choice.new_text)
-        for call in choice.new_calls:
-            self._call(call)
-        if choice.ending is not None:
-            self._close(_INCOMPLETE if choice.ending == "length" else _COMPLETED)
+        super().add(index, event)
 
     def whole(self) -> dict[str, Any]:
-        """See AnswerWriter."""
         response = self._response(self._status)
         self._keep(response)
         return response
 
     def begin(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         empty = self._response(_IN_PROGRESS) | {"output": [], "usage": None}
         for kind in ("created", "in_progress"):
             yield self._frame({"type": f"response.{kind}", "response": empty})
 
     def frames(self, index: int, event: TextEvent) -> Iterable[Frame]:
-        """See AnswerWriter."""
         return map(self._frame, self._new)
 
     def end(self) -> Iterator[Frame]:
-        """See AnswerWriter."""
         yield self._frame({"type": f"response.{self._status}", "response": self.whole()})
 
-    def cut(self) -> Iterable[Frame]:
-        """See AnswerWriter."""
-        return self.failed(Refusal(503, "the server ends"))
-
     def failed(self, refusal: Refusal) -> Iterable[Frame]:
-        """See AnswerWriter."""
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         error = {"code": code, "message": refusal.message}
         response = self._response("failed") | {"error": error}
@@ -93,23 +69,23 @@ class ResponsesWriter:
     def _status(self) -> str:
         return _INCOMPLETE if self._choice.ending == "length" else _COMPLETED
 
-    def _say(self, kind: Part, piece: str) -> None:
-        if self._open != kind:
-            self._close(_COMPLETED)
-            self._open, self._open_id = kind, _new_id(_PREFIXES[kind])
+    def _say(self, part: Part, piece: str) -> None:
+        if self._open != part:
+            self._close()
+            self._open, self._open_id = part, _new_id(_PREFIXES[part])
             started = self._item(_IN_PROGRESS) | {"content": []}
             self._items.append(started)
             self._event("output_item.added", item=started)
             self._event("content_part.added", **self._place(), part=self._part())
         self._pieces.append(piece)
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        self._event(f"{_NAMES[kind]}.delta", **self._place(), delta=piece, **extra)
+        extra: dict[str, Any] = {"logprobs": []} if part == "text" else {}
+        self._event(f"{_NAMES[part]}.delta", **self._place(), delta=piece, **extra)
 
-    def _close(self, status: str) -> None:
+    def _close(self, *, is_cut: bool = False) -> None:
         if self._open is None:
             return
-        item = self._item(status)
-        extra: dict[str, Any] = {"logprobs": []} if self._open == "message" else {}
+        item = self._item(_INCOMPLETE if is_cut else _COMPLETED)
+        extra: dict[str, Any] = {"logprobs": []} if self._open == "text" else {}
         text = "".join(self._pieces)
         self._event(f"{_NAMES[self._open]}.done", **self._place(), text=text, **extra)
         self._event("content_part.done", **self._place(), part=self._part())
@@ -118,7 +94,7 @@ class ResponsesWriter:
         self._open, self._pieces = None, []
 
     def _call(self, call: ToolCall) -> None:
-        self._close(_COMPLETED)
+        self._close()
         item = {
             "type": "function_call",
             "id": _new_id("fc"),
@@ -137,15 +113,15 @@ class ResponsesWriter:
 
     def _item(self, status: str) -> dict[str, Any]:
         """The open item, as far as it goes."""
-        head = {"type": self._open, "id": self._open_id, "status": status}
-        extra: dict[str, Any] = {"role": "assistant"}
-        if self._open == "reasoning":
-            extra = {"summary": []}
+        kind, extra = "message", dict[str, Any](role="assistant")
+        if self._open == "thinking":
+            kind, extra = "reasoning", {"summary": []}
+        head = {"type": kind, "id": self._open_id, "status": status}
         return {**head, **extra, "content": [self._part()]}
 
     def _part(self) -> dict[str, Any]:
         text = "".join(self._pieces)
-        if self._open == "reasoning":
+        if self._open == "thinking":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -231,8 +207,8 @@ class ResponsesWriter:
         }
 
 
-_NAMES: dict[Part, str] = {"reasoning": "reasoning_text", "message": "output_text"}
-_PREFIXES: dict[Part, str] = {"reasoning": "rs", "message": "msg"}
+_NAMES: dict[Part, str] = {"thinking": "reasoning_text", "text": "output_text"}
+_PREFIXES: dict[Part, str] = {"thinking": "rs", "text": "msg"}
 
 
 def _new_id(prefix: str) -> str:
