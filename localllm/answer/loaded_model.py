@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from localllm.answer.answerer import Answerer
 from localllm.answer.answers_bar import Watch
 from localllm.answer.completion import Completion, Sample
-from localllm.answer.event_stream import EventSource, EventStream
-from localllm.answer.text_engine import said_in
+from localllm.answer.event_stream import EventStream
+from localllm.answer.text_engine import TextSource, said_in
 from localllm.errors import RequestError, TemplateError
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.schedule.request import FinishReason
 from localllm.schedule.sampling_params import SamplingParams
-from localllm.text.prompt import Asked, Prompt
+from localllm.text.prompt import Asked
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.thinking import Split
 from localllm.text.tokenizer import Tokenizer
@@ -21,43 +22,14 @@ from localllm.text.tokenizer import Tokenizer
 ON_DISK = "disk (--cache-disk)"
 
 
-class TextSource(EventSource, Protocol):
-    """An engine with text input and output, in this process or in another one."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-
-    @property
-    def context_length(self) -> int:
-        """See Answerer."""
-
-    @property
-    def keeps_states(self) -> bool:
-        """See Answerer."""
-
-    @property
-    def way_to_longer_context(self) -> str:
-        """See Answerer."""
-
-    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
-        """Queue a request, and return its id for the other methods. Raises: RequestError."""
-
-    def work_ahead(self) -> bool:
-        """See Answerer."""
-
-    def finish(self) -> None:
-        """End all requests, and save the cached prefixes."""
-
-
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """See Answerer."""
+class LoadedModel(Answerer):
+    """A model with its engine, in this process or in another one."""
 
-    name: str
+    name: str = field()  # otherwise the property of Answerer would be its default
     text_engine: TextSource
     defaults: GenerationDefaults
-    load_s: float
+    load_s: float = field()
     cached_elsewhere: str = ""
 
     @property
@@ -67,27 +39,22 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        """See Answerer."""
         return self.text_engine.context_length
 
     @property
     def keeps_states(self) -> bool:
-        """See Answerer."""
         return self.text_engine.keeps_states
 
     @property
     def way_to_longer_context(self) -> str:
-        """See Answerer."""
         return self.text_engine.way_to_longer_context
 
     @property
     def has_chat_template(self) -> bool:
-        """See Answerer."""
         return self.tokenizer.has_chat_template
 
     @property
     def can_think(self) -> bool:
-        """See Answerer."""
         return self.tokenizer.can_think
 
     @property
@@ -96,13 +63,12 @@ class LoadedModel:
         return PromptWriter(self.tokenizer, self.context_length, self.way_to_longer_context)
 
     def sampling_params(self, **given: Any) -> SamplingParams:
-        """See Answerer; the defaults are those of `generation_config.json`."""
+        """The defaults are those of `generation_config.json`."""
         return SamplingParams(**{**self.defaults.sampling, **given})
 
     def ask(
         self, asked: Asked, params: SamplingParams, said: Sequence[int] = ()
     ) -> tuple[Completion, EventStream]:
-        """See Answerer."""
         prompt = self.prompts.write(asked)
         if said:
             prompt = prompt.begun(said)
@@ -149,17 +115,13 @@ class LoadedModel:
         return completions
 
     def count(self, asked: Asked, limit: int | None = None) -> int:
-        """See Answerer."""
         return self.prompts.count(asked, limit)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """See Answerer."""
         return self.tokenizer.decode(token_ids)
 
     def work_ahead(self) -> bool:
-        """See Answerer."""
         return self.text_engine.work_ahead()
 
     def close(self) -> None:
-        """See Answerer."""
         self.text_engine.finish()

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.answer.event_stream import EventSource
@@ -21,7 +21,34 @@ if TYPE_CHECKING:
     from localllm.engine.engine import Engine
 
 
-class TextEngine(EventSource):
+class TextSource(EventSource, Protocol):
+    """An engine with text input and output, in this process or in another one."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+
+    @property
+    def keeps_states(self) -> bool:
+        """See Engine."""
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """What a user can do to get a longer context."""
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+        """Queue a request, and return its id for the other methods. Raises: RequestError."""
+
+    def work_ahead(self) -> bool:
+        """See Engine."""
+
+    def finish(self) -> None:
+        """End all requests, and save the cached prefixes."""
+
+
+class TextEngine(TextSource):
     """An engine with its tokenizer: requests in, text events out.
 
     Any number of requests can be in flight; reading one drives them all. Not thread-safe.
@@ -37,21 +64,17 @@ class TextEngine(EventSource):
 
     @property
     def context_length(self) -> int:
-        """See Engine."""
         return self.engine.context_length
 
     @property
     def keeps_states(self) -> bool:
-        """See Engine."""
         return self.engine.keeps_states
 
     @property
     def way_to_longer_context(self) -> str:
-        """See Engine."""
         return self.engine.way_to_longer_context
 
     def finish(self) -> None:
-        """See Engine."""
         self.engine.finish()
 
     def submit(
@@ -136,7 +159,6 @@ class TextEngine(EventSource):
             self._deliver(event)
 
     def work_ahead(self) -> bool:
-        """See Engine."""
         return self.engine.work_ahead()
 
     def _deliver(self, event: TokenEvent) -> None:

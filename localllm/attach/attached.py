@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localllm.answer.completion import TextEvent
 from localllm.answer.loaded_model import ON_DISK, LoadedModel
+from localllm.answer.text_engine import TextSource
 from localllm.attach.addresses import address_of, connect, is_own
 from localllm.attach.messages import (
     COMMANDS,
@@ -44,9 +45,8 @@ from localllm.process.shapes import MessageError
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Prompt
 from localllm.text.template_files import read_chat_templates
-from localllm.text.tokenizer import Tokenizer
 from localllm.text.tokenizer_files import load_backend, read_special_texts
-from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
+from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer, Elsewhere
 from localllm.untrusted.messages import TextJob, TextResult
 from localllm.untrusted.worker import StoppedError
 
@@ -66,13 +66,13 @@ class _Open:
     refusal: LocalLLMError | None = None
 
 
-class AttachedEngine:
-    """See TextSource. Must be used from one thread."""
+class AttachedEngine(TextSource, Elsewhere):
+    """An engine in another process. Must be used from one thread."""
 
     def __init__(self, channel: socket.socket, described: ModelInfo, found: FoundModel) -> None:
         self._channel, self._described = channel, described
         # The engine has read the vocabulary; this process reads it only if it needs tokens' texts.
-        self._tokenizer = DelegatedTokenizer(
+        self.tokenizer = DelegatedTokenizer(
             lambda: load_backend(found.folder),
             read_special_texts(found.folder),
             read_chat_templates(found.folder, found.fallback_template),
@@ -84,27 +84,19 @@ class AttachedEngine:
         self._next_id = 0
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """See TextSource."""
-        return self._tokenizer
-
-    @property
     def context_length(self) -> int:
-        """See TextSource."""
         return self._described.context_length
 
     @property
     def keeps_states(self) -> bool:
-        """See TextSource."""
         return self._described.keeps_states
 
     @property
     def way_to_longer_context(self) -> str:
-        """See TextSource."""
         return self._described.longer_context
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
-        """See TextSource. Raises: RequestError; LocalLLMError if the engine has ended."""
+        """Raises: RequestError; LocalLLMError if the engine has ended."""
         request_id, self._next_id = self._next_id, self._next_id + 1
         opened = self._requests[request_id] = _Open(params.n)
         self._send(Submit(request_id, prompt, params, salt))
@@ -120,31 +112,27 @@ class AttachedEngine:
         return request_id
 
     def take(self, request_id: int) -> TextEvent | None:
-        """See TextSource."""
         inbox = self._requests[request_id].inbox
         return inbox.popleft() if inbox else None
 
     def is_open(self, request_id: int) -> bool:
-        """See TextSource."""
         return self._requests[request_id].num_left > 0
 
     def forget(self, request_id: int) -> None:
-        """See TextSource."""
         known = self._requests.pop(request_id)
         if known.num_left > 0:
             with suppress(LocalLLMError):  # an engine that has gone needs no Abort
                 self._send(Abort(request_id))
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """See TextSource."""
         known = self._requests.get(request_id)
         return None if known is None else known.progress
 
     def warm(self) -> None:
-        """See Elsewhere: the engine has done this already."""
+        """The engine has done this already."""
 
     def ask(self, job: TextJob, seconds: float) -> TextResult:
-        """See Elsewhere. Raises: also LocalLLMError if the engine has ended."""
+        """Raises: also LocalLLMError if the engine has ended."""
         job_id, self._next_id = self._next_id, self._next_id + 1
         self._send(Write(job_id, job))
         deadline = time.monotonic() + seconds + _HELLO_S
@@ -180,11 +168,11 @@ class AttachedEngine:
             ) from error
 
     def work_ahead(self) -> bool:
-        """See TextSource: the engine does this by itself."""
+        """The engine does this by itself."""
         return False
 
     def finish(self) -> None:
-        """See TextSource: the engine keeps running, and saves its prefixes itself."""
+        """The engine keeps running, and saves its prefixes itself."""
         self._channel.close()
 
     def keep_for(self, seconds: float) -> None:

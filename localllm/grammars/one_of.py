@@ -48,7 +48,6 @@ class _Settler:
         self._num_left = _MAX_COMPARISONS
 
     def settle(self, schema: Schema) -> Schema:
-        """See `settle_one_of`."""
         if not isinstance(schema, dict):
             return schema
         settled = dict(schema)

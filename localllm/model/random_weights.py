@@ -16,6 +16,7 @@ from torch import Tensor
 from localllm.model.architecture import HEAD, Architecture
 from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
 from localllm.model.packed.weight import PackedWeight
+from localllm.model.weights import WeightSource
 from localllm_kernels.compiling.traits import WeightLayout
 
 WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4", "mxfp4-experts"]
@@ -25,8 +26,8 @@ _EXPERTS_ALONE = "mxfp4-experts"
 
 
 @dataclass(frozen=True, slots=True)
-class RandomWeights:
-    """A `WeightSource` of random weights; seed and name determine the tensor on a given device.
+class RandomWeights(WeightSource):
+    """Random weights; seed and name determine the tensor on a given device.
 
     Linears are of `kind`, for mxfp4-experts those of experts only. If all are quantized, the head
     is a separate int8 one, even where the embedding is tied.
@@ -49,16 +50,14 @@ class RandomWeights:
         object.__setattr__(self, "_tensors", self.architecture.tensors())
 
     def has_plain(self, name: str) -> bool:
-        """See WeightSource."""
         is_quantized = self.has_quantized(name.removesuffix(".weight"))
         return not is_quantized and name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See WeightSource."""
         return self._tensors[name]
 
     def plain(self, name: str) -> Tensor:
-        """See WeightSource; bfloat16."""
+        """In bfloat16."""
         shape = self.shape(name)
         values = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         values.normal_(generator=self._generator(name))
@@ -68,15 +67,12 @@ class RandomWeights:
         return values.mul_(shape[1] ** -0.5 if is_linear else 0.1)
 
     def place(self, name: str) -> tuple[str, str]:
-        """See WeightSource."""
         return name, "drawn at random"
 
     def has_quantized(self, linear: str) -> bool:
-        """See WeightSource."""
         return self.kind != "bf16" and self._linear_shape(linear) is not None
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
-        """See WeightSource."""
         shape = self._linear_shape(linear)
         assert shape is not None
         weight = self._type_of(linear).draw(shape, self._generator(linear))

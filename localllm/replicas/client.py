@@ -24,6 +24,7 @@ from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.replicas.ask import Ask, Report, keys_of
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.server.engines import AnswerStream, Engines
 from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ _ROUTED_S = 120.0
 
 
 @dataclass(slots=True, eq=False)
-class ReplicaStream:
-    """The events of one request, to be read by one task; closing the stream ends the request."""
+class ReplicaStream(AnswerStream):
+    """The events of a request that may go from replica to replica; closing it ends the request."""
 
     client: "ReplicasClient"
     ask: Ask
@@ -50,7 +51,6 @@ class ReplicaStream:
     _has_begun: bool = False
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
-        """Raises: RequestError for a request that is refused; EngineDownError."""
         try:
             for _ in range(_TRIES):
                 try:
@@ -119,7 +119,6 @@ class ReplicaStream:
             raise _GoneError
 
     def close(self) -> None:
-        """End the request, if it still runs."""
         if self._response is not None and self._num_ended < self.num_samples:
             self._response.cancel()
         self.client.forget(self)
@@ -129,8 +128,8 @@ class _GoneError(Exception):
     """The replica ended before the answer did."""
 
 
-class ReplicasClient:
-    """All replicas of a model, as one; see Engines."""
+class ReplicasClient(Engines):
+    """All replicas of a model, as one."""
 
     def __init__(
         self,
@@ -159,7 +158,6 @@ class ReplicasClient:
 
     @property
     def replicas(self) -> Mapping[str, Report]:
-        """See Engines."""
         return self._reports
 
     @property
@@ -187,7 +185,6 @@ class ReplicasClient:
         return sum(report.num_restarts for report in self._reports.values())
 
     async def start(self) -> ModelInfo:
-        """See Engines."""
         self._handle = await asyncio.to_thread(self._deploy)
         while not self._reports:
             await self._look()
@@ -195,7 +192,6 @@ class ReplicasClient:
         return next(iter(self._reports.values())).info
 
     async def stop(self) -> None:
-        """See Engines."""
         if self._looking is not None:
             self._looking.cancel()
         for stream in list(self._streams):
@@ -205,7 +201,7 @@ class ReplicasClient:
     def submit(
         self, prompt: Prompt, params: SamplingParams, salt: bytes = b"", *, is_whole: bool = False
     ) -> ReplicaStream:
-        """See Engines; the request starts once it is read. Raises: QueueFullError."""
+        """The request starts once it is read. Raises: QueueFullError."""
         if len(self._streams) >= self._max_requests:
             raise QueueFullError(f"{len(self._streams)} requests are already running or waiting")
         ids = prompt.token_ids

@@ -47,7 +47,6 @@ class Guard:
         self._app, self._access, self._places = app, access, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

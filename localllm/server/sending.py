@@ -201,8 +201,6 @@ class WithHeader(Response):
         self._answer, self._header = answer, header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-
         async def send_with(message: Message) -> None:
             header = self._header() if message["type"] == "http.response.start" else None
             if header is not None:

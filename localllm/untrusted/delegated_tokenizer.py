@@ -44,7 +44,7 @@ class Elsewhere(Protocol):
 
 
 class DelegatedTokenizer(Tokenizer):
-    """See Tokenizer. Tokens are decoded here; text is encoded elsewhere."""
+    """Tokens are decoded here; text is encoded elsewhere."""
 
     def __init__(
         self,
@@ -57,26 +57,22 @@ class DelegatedTokenizer(Tokenizer):
         self._elsewhere = elsewhere
 
     def warm(self) -> None:
-        """See Tokenizer."""
         self._elsewhere.warm()
 
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special: bool = False
     ) -> list[int]:
-        """See Tokenizer. Raises: also RequestError if encoding takes too much time or memory."""
+        """Raises: also RequestError if encoding takes too much time or memory."""
         job = EncodeText(text_to_bytes(text), add_special_tokens, parse_special)
         return list(self._have_done(job, TokenIds).token_ids)
 
     def count_at_least(self, text: str, limit: int) -> int:
-        """See Tokenizer."""
         return self._have_done(CountTokens(text_to_bytes(text), limit), TokenCount).count
 
     def encode_chat(self, asked: Conversation) -> Prompt:
-        """See Tokenizer."""
         return self._have_done(EncodeChat(_as_bytes(asked)), ChatPrompt).prompt
 
     def render_chat(self, asked: Conversation) -> str:
-        """See Tokenizer."""
         return bytes_to_text(self._have_done(RenderChat(_as_bytes(asked)), Rendered).text)
 
     def _have_done(self, job: TextJob, expected: type[R]) -> R:

@@ -26,6 +26,7 @@ from localllm.cli.draw.words import duration
 from localllm.cli.input.input_lines import InputLine, InputLines
 from localllm.cli.input.user_input import join_raw
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.process.ending import Speaker
 from localllm.schedule.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class _Run:
             note(f"{self._num_done:,} lines answered in {took}", dim=True)
 
 
-class _Interrupt(DeferredInterrupt):
+class _Interrupt(DeferredInterrupt, Speaker):
     """Ctrl-C, which also says how to go on if a step takes so long that the program is ended."""
 
     def __init__(self, run: _Run) -> None:
@@ -256,7 +257,6 @@ class _Interrupt(DeferredInterrupt):
         self._run = run
 
     def say_last_words(self) -> None:
-        """See Speaker."""
         self._run.say_how_to_go_on()
 
 

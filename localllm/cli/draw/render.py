@@ -52,7 +52,7 @@ class TextPrinter(Protocol):
         """End the answer; the next output starts on a new line."""
 
 
-class PlainPrinter:
+class PlainPrinter(TextPrinter):
     """Writes pieces of text to stdout, flushed, and ends them with exactly one newline.
 
     A pipe gets the text unchanged. On a terminal, control characters are made visible: an escape
@@ -65,7 +65,6 @@ class PlainPrinter:
         self._held_newlines = ""
 
     def continue_behind(self, said: str) -> None:
-        """See TextPrinter."""
         self.push(said.rpartition("\n")[2])
 
     def push(self, piece: str, *, is_draft: bool = False) -> None:
@@ -82,7 +81,6 @@ class PlainPrinter:
         write_stdout(body)
 
     def finish(self) -> None:
-        """End the answer."""
         self._held_newlines = ""
         write_stdout("\n")
 
