@@ -25,6 +25,7 @@ from localllm.schedule.matcher import Matcher
 from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.schedule.request_check import EngineLimits
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.tokenizer import Tokenizer
 
 
@@ -35,9 +36,7 @@ class ScriptedEngine:
     answers: list[list[int]]
     step_s: float = 0.0
     prefill_steps: int = 0
-    context_length: int = 32768
-    way_to_longer_context: str = "another model"
-    keeps_states: bool = False
+    context: Context = field(default_factory=lambda: Context(32768, "another model"))
     limits: EngineLimits = field(
         default_factory=lambda: EngineLimits(1 << 20, 1 << 15, 1 << 15, frozenset())
     )
@@ -56,13 +55,13 @@ class ScriptedEngine:
         borders: Sequence[int] = (),
         num_to_keep: int = 0,
     ) -> int:
-        if len(prompt) >= self.context_length:
+        if len(prompt) >= self.context.length:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")
         request_id = len(self.prompts)
         self.prompts.append(list(prompt))
         self.params.append(params)
         self._running[request_id] = self._rest_of_answer(list(prompt), request_id)
-        room = self.context_length - len(prompt)
+        room = self.context.length - len(prompt)
         self._room[request_id] = min(params.max_tokens or room, room)
         self._waiting[request_id] = self.prefill_steps
         return request_id
@@ -151,7 +150,7 @@ def main() -> None:
     model = scripted_model(args.folder, answers, args.step_ms / 1000, args.prefill_steps)
     shown = Shown(args.render, thoughts=args.thoughts)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    model.text_engine.engine.context_length = args.ctx  # type: ignore[misc]
+    model.text_engine.engine.context = Context(args.ctx, "another model")  # type: ignore[misc]
     recorder = Recorder(sessions_file(), note)
     sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown, recorder).run(COMMANDS))
 

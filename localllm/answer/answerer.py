@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from localllm.answer.completion import Completion
 from localllm.answer.event_stream import EventStream
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.prompt import Asked
 
 
@@ -24,20 +25,12 @@ class Answerer(Protocol):
         """Seconds until it was ready."""
 
     @property
-    def context_length(self) -> int:
-        """Tokens of prompt and answer together."""
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether prompts go on from kept states, which stand here and there."""
+    def context(self) -> Context:
+        """How much it reads and writes in one request."""
 
     @property
     def cached_elsewhere(self) -> str:
         """What else than this process put tokens into the cache; empty if nothing did."""
-
-    @property
-    def way_to_longer_context(self) -> str:
-        """What a user can do to get a longer context."""
 
     @property
     def has_chat_template(self) -> bool:

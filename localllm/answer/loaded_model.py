@@ -14,6 +14,7 @@ from localllm.errors import RequestError, TemplateError
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.schedule.request import FinishReason
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.prompt import Asked
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.thinking import Split
@@ -38,16 +39,8 @@ class LoadedModel(Answerer):
         return self.text_engine.tokenizer
 
     @property
-    def context_length(self) -> int:
-        return self.text_engine.context_length
-
-    @property
-    def keeps_states(self) -> bool:
-        return self.text_engine.keeps_states
-
-    @property
-    def way_to_longer_context(self) -> str:
-        return self.text_engine.way_to_longer_context
+    def context(self) -> Context:
+        return self.text_engine.context
 
     @property
     def has_chat_template(self) -> bool:
@@ -60,7 +53,7 @@ class LoadedModel(Answerer):
     @property
     def prompts(self) -> PromptWriter:
         """A writer of prompts for this model."""
-        return PromptWriter(self.tokenizer, self.context_length, self.way_to_longer_context)
+        return PromptWriter(self.tokenizer, self.context)
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """The defaults are those of `generation_config.json`."""

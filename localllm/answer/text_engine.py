@@ -10,6 +10,7 @@ from localllm.answer.event_stream import EventSource
 from localllm.errors import RequestError
 from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.stop_strings import StopMatcher
@@ -27,16 +28,8 @@ class TextSource(EventSource, Protocol):
     tokenizer: Tokenizer
 
     @property
-    def context_length(self) -> int:
-        """Tokens of prompt and answer together."""
-
-    @property
-    def keeps_states(self) -> bool:
-        """See Engine."""
-
-    @property
-    def way_to_longer_context(self) -> str:
-        """What a user can do to get a longer context."""
+    def context(self) -> Context:
+        """How much it reads and writes in one request."""
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
         """Queue a request, and return its id for the other methods. Raises: RequestError."""
@@ -63,16 +56,8 @@ class TextEngine(TextSource):
         self._inboxes: dict[int, deque[TextEvent]] = {}
 
     @property
-    def context_length(self) -> int:
-        return self.engine.context_length
-
-    @property
-    def keeps_states(self) -> bool:
-        return self.engine.keeps_states
-
-    @property
-    def way_to_longer_context(self) -> str:
-        return self.engine.way_to_longer_context
+    def context(self) -> Context:
+        return self.engine.context
 
     def finish(self) -> None:
         self.engine.finish()

@@ -43,6 +43,7 @@ from localllm.process.frames import Unpacker, received
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.prompt import Prompt
 from localllm.text.template_files import read_chat_templates
 from localllm.text.tokenizer_files import load_backend, read_special_texts
@@ -84,16 +85,8 @@ class AttachedEngine(TextSource, Elsewhere):
         self._next_id = 0
 
     @property
-    def context_length(self) -> int:
-        return self._described.context_length
-
-    @property
-    def keeps_states(self) -> bool:
-        return self._described.keeps_states
-
-    @property
-    def way_to_longer_context(self) -> str:
-        return self._described.longer_context
+    def context(self) -> Context:
+        return self._described.context
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
         """Raises: RequestError; LocalLLMError if the engine has ended."""

@@ -41,14 +41,15 @@ logger = logging.getLogger(__name__)
 
 def describe(engine: TextEngine, asked: Open) -> ModelInfo:
     """What other processes need to know about a model."""
+    context = engine.context
     return ModelInfo(
         name=asked.name,
-        context_length=engine.context_length,
-        longer_context=engine.way_to_longer_context,
+        context_length=context.length,
+        longer_context=context.longer,
         pid=os.getpid(),
         owner_pid=os.getppid() if asked.keepalive_s is None else None,
         started_s=time.time(),
-        keeps_states=engine.keeps_states,
+        keeps_states=context.keeps_states,
     )
 
 

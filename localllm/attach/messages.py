@@ -13,6 +13,7 @@ from localllm.process.frames import Codec
 from localllm.process.limits import AtMost, Within
 from localllm.process.messages import Failed
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.prompt import Prompt
 from localllm.untrusted.messages import TextJob, TextResult
 
@@ -97,6 +98,11 @@ class ModelInfo:
     owner_pid: Number | None
     started_s: float
     keeps_states: bool = False
+
+    @property
+    def context(self) -> Context:
+        """How much the model reads and writes in one request."""
+        return Context(self.context_length, self.longer_context, self.keeps_states)
 
 
 @dataclass(frozen=True, slots=True)

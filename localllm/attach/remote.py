@@ -21,6 +21,7 @@ from localllm.attach.unsplit_thoughts import UnsplitThoughts
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.schedule.request import FinishReason
 from localllm.schedule.sampling_params import SamplingParams
+from localllm.text.context import Context
 from localllm.text.prompt import Asked, Conversation, Prompt, Text
 from localllm.text.thinking import Split
 
@@ -108,19 +109,19 @@ class RemoteModel(EventSource):
 
     # The server has the template, and ignores what it does not know about thinking.
     has_chat_template = can_think = True
-    way_to_longer_context = "another server"
-    keeps_states = False  # as far as is known
     cached_elsewhere = ""
 
     def __init__(self, endpoint: Endpoint, name: str, context_length: int, load_s: float) -> None:
         self._endpoint = endpoint
-        self.name, self.context_length, self.load_s = name, context_length, load_s
+        self.name, self.load_s = name, load_s
+        # As far as is known, it keeps no states.
+        self.context = Context(context_length, "another server")
         self._requests: dict[int, _Open] = {}
         self._next_id = 0
 
     def twin(self) -> "RemoteModel":
         """The same model for another thread."""
-        return RemoteModel(self._endpoint, self.name, self.context_length, self.load_s)
+        return RemoteModel(self._endpoint, self.name, self.context.length, self.load_s)
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """See Answerer: the server decides on what is not given."""

@@ -146,7 +146,7 @@ class ChatSession:
         older = self.turns[:-_KEPT_TURNS]
         if self.completes_text or not older:
             raise RequestError("there is nothing to summarise yet")
-        window = self.model.context_length
+        window = self.model.context.length
         room = window - answer_reserve(window, params.max_tokens)
 
         def length(num_turns: int) -> int:
@@ -172,7 +172,7 @@ class ChatSession:
         """About how many tokens of the context the conversation takes so far."""
         if self.completes_text or not (self.turns or self.system):
             return 0
-        limit = 4 * self.model.context_length
+        limit = 4 * self.model.context.length
         try:
             return self.model.count(self._conversation(self.turns, ""), limit)
         except LocalLLMError:  # the template refuses this conversation
@@ -192,7 +192,7 @@ class ChatSession:
             completion.prompt.token_ids,
             messages,
             completion.num_cached_tokens,
-            CacheKind(self.model.keeps_states, self.model.cached_elsewhere),
+            CacheKind(self.model.context.keeps_states, self.model.cached_elsewhere),
         )
 
     def undo(self) -> Turn | None:
@@ -252,10 +252,10 @@ class ChatSession:
             asked, truncation = self._asked_for(history, question, params)
             completion, events = self._stream(asked, history, question, params)
         except ContextLengthError as error:
-            room = self.model.context_length - 1  # for one token of an answer
+            room = self.model.context.length - 1  # for one token of an answer
             alone = self._conversation([], question)
             fits_alone = bool(history) and self.model.count(alone, room) <= room
-            more = self.model.way_to_longer_context
+            more = self.model.context.longer
             raise with_way_out(error, more, fits_alone=fits_alone) from error
         completion.truncation = truncation
         return completion, events
@@ -270,7 +270,7 @@ class ChatSession:
             return Text(question, self.parse_special), None
         if self.overflow == "error":
             return self._conversation(history, question), None
-        window = self.model.context_length
+        window = self.model.context.length
         room = window - answer_reserve(window, params.max_tokens)
 
         @cache

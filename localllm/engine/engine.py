@@ -24,6 +24,7 @@ from localllm.schedule.runner import Runner
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import ScheduledBatch, Scheduler
 from localllm.schedule.snapshots import spread
+from localllm.text.context import Context
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,14 +90,10 @@ class Engine:
         return min(self.limits.max_model_len, self.scheduler.max_request_tokens)
 
     @property
-    def keeps_states(self) -> bool:
-        """Whether prompts that begin alike go on from snapshots of recurrent state."""
-        return self.scheduler.keeps_states
-
-    @property
-    def way_to_longer_context(self) -> str:
-        """What a user can do to get a longer context."""
-        return self.limits.way_to_longer_context(self.scheduler.max_request_tokens)
+    def context(self) -> Context:
+        """How much a request reads and writes, and how to get more."""
+        longer = self.limits.way_to_longer_context(self.scheduler.max_request_tokens)
+        return Context(self.context_length, longer, self.scheduler.keeps_states)
 
     def add_request(
         self,

@@ -40,7 +40,7 @@ def ask_server(url: str, model: str | None, key: str) -> Endpoint:
     Raises: LocalLLMError.
     """
     found = open_remote(url, model, key or None)
-    name, length = found.name, found.context_length
+    name, length = found.name, found.context.length
     # It becomes a word of a command line, a variable, and a line on the terminal.
     if not name.isprintable() or name.startswith("-") or len(name) > _MOST_NAME_CHARS:
         raise LocalLLMError(

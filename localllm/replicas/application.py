@@ -137,7 +137,7 @@ class Front:
         found = open_checkpoint(args.model, config)
         self._client = ReplicasClient(lambda: engines, told, LIMITS.requests * 4)
         info = await self._client.start()
-        writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
+        writer = PromptWriter(found.tokenizer, info.context)
         name = ServedName(args.served_model_name or name_for_clients(found.name, found.folder))
         served = ServedModel.of(found, name, writer)
         self.api = create_app(self._client, served, access, responses_here())

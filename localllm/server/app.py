@@ -211,7 +211,7 @@ class _Looks:
 
     async def model(self) -> dict[str, Any]:
         """`GET /page/model`: what the page's settings depend on."""
-        context_length = self._model.prompts.context_length
+        context_length = self._model.prompts.context.length
         return {
             "id": self._model.name,
             "context_length": context_length,

@@ -113,7 +113,7 @@ class OpenAIApi:
                 body.prompt or "",
                 add_special_tokens=body.add_special_tokens,
             )
-        context = self._model.prompts.context_length
+        context = self._model.prompts.context.length
         told = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
         return with_changes(JSONResponse(told), written)
 
@@ -142,7 +142,7 @@ class OpenAIApi:
 
     def _described(self, request: Request) -> dict[str, Any]:
         name, created_s = self._model.name, self._model.created_s
-        context_length = self._model.prompts.context_length
+        context_length = self._model.prompts.context.length
         if _is_of_anthropic(request):
             created_at = datetime.fromtimestamp(created_s, UTC).isoformat()
             return {

@@ -104,7 +104,7 @@ async def serve_model(
     log = None if where.log is None else RequestLog(where.log)
     try:
         info = await engines.start()
-        writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
+        writer = PromptWriter(found.tokenizer, info.context)
         served = ServedModel.of(found, name, writer)
         app = create_app(engines, served, access, kept, habits, page_token)
         settings = uvicorn.Config(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import index
 
 from localllm.errors import ContextLengthError, RequestError
+from localllm.text.context import Context
 from localllm.text.prompt import Asked, Conversation, Prompt, Text
 from localllm.text.tokenizer import Tokenizer
 
@@ -17,14 +18,10 @@ _CHARS_A_TOKEN = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptWriter:
-    """Writes prompts for a model with `tokenizer`.
-
-    `context_length`: tokens of prompt and answer; `longer_context`: what a user can do for more.
-    """
+    """Writes prompts for a model with this tokenizer and context."""
 
     tokenizer: Tokenizer
-    context_length: int
-    longer_context: str
+    context: Context
 
     def write(self, asked: Asked) -> Prompt:
         """The prompt that the model reads. A text begins with the tokenizer's own start token.
@@ -48,13 +45,13 @@ class PromptWriter:
 
     def check_length(self, text: str) -> None:
         """Raises: ContextLengthError for a text that is far too long to be encoded whole."""
-        limit = self.context_length
+        limit = self.context.length
         num_tokens = self._count_if_long(text, limit)
         if num_tokens > limit:
             raise ContextLengthError(
                 f"the prompt has over {num_tokens:,} tokens, the context {limit:,}",
                 param="prompt",
-                hint=f"a shorter prompt, or {self.longer_context}",
+                hint=f"a shorter prompt, or {self.context.longer}",
             )
 
     def _count_if_long(self, text: str, limit: int) -> int:

@@ -119,7 +119,7 @@ def test_a_plan_is_what_loading_takes(make_checkpoint: Callable[..., Path]) -> N
     engine = loaded.text_engine.engine
     source = resolve_model(str(folder))
     plan = plan_model(shape_of(source, None), machine_with(1 << 32), EngineConfig(max_num_seqs=2))
-    assert plan.memory.max_model_len == loaded.context_length
+    assert plan.memory.max_model_len == loaded.context.length
     assert plan.cached_tokens == engine.scheduler.num_usable_blocks * 16
 
 

@@ -17,6 +17,7 @@ from localllm.server.answering import ServedModel
 from localllm.server.app import create_app
 from localllm.server.guard import Access
 from localllm.server.kept_responses import KeptResponses
+from localllm.text.context import Context
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tokenizer import Tokenizer
 
@@ -56,7 +57,7 @@ class PromptServer:
     def __init__(self, template: str, thinking: str = "") -> None:
         self.tokenizer = Tokenizer(byte_tokenizer, SPECIAL_TOKENS, {"default": template})
         self._engine = _Engine(thinking)
-        writer = PromptWriter(self.tokenizer, 1 << 20, "")
+        writer = PromptWriter(self.tokenizer, Context(1 << 20, ""))
         model = ServedModel("pocket", 1, writer, GenerationDefaults({}, ()))
         kept = KeptResponses(Path("unused"), Quota(0, 0.0))
         self._app = create_app(self._engine, model, Access(), kept)  # type: ignore[arg-type]

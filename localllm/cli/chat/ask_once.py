@@ -122,7 +122,7 @@ def _note_cut(request: ChatRequest, session: "ChatSession", completion: "Complet
     is_text = request.form == "text" and "max_tokens" not in request.sampling
     if completion.finish_reason != "length" or not (request.has_grammar or is_text):
         return
-    is_full = completion.num_context_tokens >= session.model.context_length
+    is_full = completion.num_context_tokens >= session.model.context.length
     limit = "the context is full" if is_full else "-n sets the limit"
     cut = "; the answer is incomplete" if request.has_grammar else ""
     told = f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}"

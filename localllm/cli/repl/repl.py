@@ -152,13 +152,13 @@ class Repl:
         message.
         """
         model = self.session.model
-        window = model.context_length
+        window = model.context.length
         num_tokens = model.count(Text(text), limit=window)
         if num_tokens >= window:
             raise RequestError(
                 f"{name} is too long: it has at least {num_tokens:,} tokens, and the context "
                 f"holds {window:,}",
-                hint=f"a part of it, or {model.way_to_longer_context}",
+                hint=f"a part of it, or {model.context.longer}",
             )
         self.attachments.append(Attachment(name, text.strip("\n")))
 
@@ -266,13 +266,13 @@ class Repl:
     @property
     def is_full(self) -> bool:
         """Whether the context has no room for another token."""
-        return self.used_tokens >= self.session.model.context_length
+        return self.used_tokens >= self.session.model.context.length
 
     def way_to_room(self) -> str:
         """What the user can do when the context is full."""
         if self.session.can_be_summarised and not self.session.completes_text:
             return "/compact makes room by summarising the older turns"
-        way = self.session.model.way_to_longer_context
+        way = self.session.model.context.longer
         return f"/clear begins a new conversation, or start again with {way}"
 
     def _handle(self, text: str, commands: Commands) -> None:
@@ -291,7 +291,7 @@ class Repl:
         self.ask(text.lstrip()[1:] if stripped.startswith("//") else text)
 
     def _note_outcome(self, completion: Completion) -> None:
-        window = self.session.model.context_length
+        window = self.session.model.context.length
         if self.shown.shows_stats:
             note(describe_turn(completion, window), dim=True)
         if self.shown.shows_why:
@@ -324,7 +324,7 @@ class Repl:
             saved = self.recorder.session
             parts.append(f"session {self.recorder.name or (saved.id if saved else '')}")
         if self.used_tokens:
-            window = self.session.model.context_length
+            window = self.session.model.context.length
             share = self.used_tokens / window
             told = "" if window == UNKNOWN_CONTEXT else f" ({share:.0%})"
             parts.append(f"{context(self.used_tokens, window)}{told}")

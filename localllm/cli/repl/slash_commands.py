@@ -80,7 +80,7 @@ def _model(repl: Repl, argument: str) -> None:
         repl.load_model(argument)
         note(f"{argument} answers from now on; the conversation stays")
         return
-    window = repl.session.model.context_length
+    window = repl.session.model.context.length
     told = "unknown" if window == UNKNOWN_CONTEXT else f"{window:,} tokens"
     note(f"{repl.session.model.name}, context {told}")
     note(f"/model NAME switches to another: {', '.join(model_names())}", dim=True)
