@@ -134,17 +134,13 @@ class LineEditor:
 class CommandCompleter(Completer):
     """Completes a command at the start of the line, and then its argument.
 
-    `arguments` returns the possible words after a command, unless it `takes_path`.
+    `arguments` returns the possible words after a command; None if a path may follow.
     """
 
     def __init__(
-        self,
-        commands: Iterable[str],
-        arguments: Callable[[str], Sequence[str]],
-        takes_path: Callable[[str], bool],
+        self, commands: Iterable[str], arguments: Callable[[str], Sequence[str] | None]
     ) -> None:
-        self._commands = sorted(commands)
-        self._arguments, self._takes_path = arguments, takes_path
+        self._commands, self._arguments = sorted(commands), arguments
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
@@ -155,12 +151,11 @@ class CommandCompleter(Completer):
         if not before.startswith("/") or "\n" in before:
             return
         command, space, argument = before.partition(" ")
-        if not space:
-            yield from _starting_with(command, self._commands)
-        elif self._takes_path(command):
+        words = self._arguments(command) if space else self._commands
+        if words is None:
             yield from self._paths.get_completions(Document(argument), complete_event)
         else:
-            yield from _starting_with(argument, self._arguments(command))
+            yield from _starting_with(argument if space else command, words)
 
 
 def unquoted(text: str) -> str:

@@ -1,5 +1,6 @@
 """The commands of a conversation: `/help` and the commands it lists."""
 
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -26,12 +27,19 @@ from localllm.text.prompt import THINK_LEVELS
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command: its usage, what it does, and the function that does it."""
+    """A command: its usage, what it does, and the function that does it; `names`: what may stand in
+    the place of a word in capitals.
+    """
 
     usage: str
     meaning: str
     run: Callable[[Repl, str], None]
-    takes_path: bool = False
+    names: Callable[[], Sequence[str]] = tuple
+
+    def completions(self) -> Sequence[str] | None:
+        """The words that may follow; None if a file's path may."""
+        _, _, argument = self.usage.partition(" ")
+        return None if "PATH" in argument else (*self.names(), *re.findall("[a-z]+", argument))
 
 
 _KEYS = (
@@ -254,13 +262,20 @@ def _exit(repl: Repl, argument: str) -> None:
     repl.is_over = True
 
 
+def model_names() -> list[str]:
+    """The short names that `/model` accepts."""
+    return [BUILT_IN_MODEL, *load_catalog()]
+
+
 SLASH_COMMANDS = {
     command.usage.split()[0]: command
     for command in (
         SlashCommand("/help [keys]", "show this", _help),
-        SlashCommand("/model [NAME]", "show or change the model", _model),
+        SlashCommand("/model [NAME]", "show or change the model", _model, model_names),
         SlashCommand("/system [TEXT|off]", "show or change the system prompt", _system),
-        SlashCommand("/set [NAME VALUE]", "show or change sampling settings", _set),
+        SlashCommand(
+            "/set [NAME VALUE]", "show or change sampling settings", _set, lambda: tuple(SETTINGS)
+        ),
         SlashCommand(
             "/stats [on|off|tint]",
             "statistics of the last answer; turn their line on or off; tint drafts",
@@ -268,13 +283,15 @@ SLASH_COMMANDS = {
         ),
         SlashCommand("/why [on|off]", "how much of the prompt was cached, and why", _why),
         SlashCommand(
-            "/think [LEVEL|fold|show|hide]", "how much to think, and whether to show it", _think
+            "/think [LEVEL|fold|show|hide]",
+            "how much to think, and whether to show it",
+            _think,
+            lambda: THINK_LEVELS,
         ),
         SlashCommand(
             "/file [PATH [TEXT]|off]",
             "put files before the next message: a path, a folder, *.py",
             _file,
-            True,
         ),
         SlashCommand("/multi", "messages of several lines: Enter adds a line", _multi),
         SlashCommand("/edit", "change the last question and ask it again", turns.edit),
@@ -289,9 +306,7 @@ SLASH_COMMANDS = {
             "/load NAME", "continue a saved conversation, or an exported .json file", turns.load
         ),
         SlashCommand("/sessions", "list the saved conversations", turns.list_sessions),
-        SlashCommand(
-            "/export PATH", "write the conversation to a .md or .json file", turns.export, True
-        ),
+        SlashCommand("/export PATH", "write the conversation to a .md or .json file", turns.export),
         SlashCommand("/exit", "leave (also /bye, Ctrl-D)", _exit),
     )
 }
@@ -330,29 +345,10 @@ def suggest_command(word: str, argument: str) -> str:
     return f"{meant}/help lists all commands; // sends a message that begins with /"
 
 
-def complete_argument(command: str) -> Sequence[str]:
-    """The words that may follow a command."""
-    if command == "/model":
-        return model_names()
-    words: dict[str, Sequence[str]] = {
-        "/set": tuple(SETTINGS),
-        "/think": (*THINK_LEVELS, *THOUGHTS_MODES),
-        "/why": ("on", "off"),
-        "/stats": ("on", "off", "tint"),
-        "/system": ("off",),
-    }
-    return words.get(command, ())
-
-
-def takes_path(command: str) -> bool:
-    """Whether a file's path follows a command."""
-    found = find_command(command)
-    return found is not None and found.takes_path
-
-
-def model_names() -> list[str]:
-    """The short names that `/model` accepts."""
-    return [BUILT_IN_MODEL, *load_catalog()]
+def complete_argument(word: str) -> Sequence[str] | None:
+    """The words that may follow the command that `word` names; None if a file's path may."""
+    command = find_command(word)
+    return () if command is None else command.completions()
 
 
 def run_command(repl: Repl, word: str, argument: str) -> None:
@@ -364,4 +360,4 @@ def run_command(repl: Repl, word: str, argument: str) -> None:
         command.run(repl, argument.strip())
 
 
-COMMANDS = Commands(CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path), run_command)
+COMMANDS = Commands(CommandCompleter(SLASH_COMMANDS, complete_argument), run_command)
