@@ -26,7 +26,7 @@ def test_rotations_are_those_that_a_model_computes(family: str, expected: set[An
     name = ""
 
     def watched(qkv: Tensor, *args: Any, **how: Any) -> Tensor:
-        calls.add((name, *qkv.shape[1:], how["query_norm"] is not None))
+        calls.add((name, *qkv.shape[1:], how.get("query_norm") is not None))
         return TORCH_OPS.rotate_and_store(qkv, *args, **how)
 
     ops = replace(TORCH_OPS, rotate_and_store=watched)

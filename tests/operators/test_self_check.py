@@ -300,7 +300,7 @@ def test_rotations_of_latent_attention_are_those_that_the_model_makes() -> None:
 
     def watched(qkv: Tensor, cos: Tensor, sin: Tensor, cache: Any, *args: Any, **how: Any) -> Any:
         is_still = bool((cos == 1).all() and (sin == 0).all())
-        calls.add((*qkv.shape[1:], cache is None, is_still, how["query_norm"] is None))
+        calls.add((*qkv.shape[1:], cache is None, is_still, how.get("query_norm") is None))
         return TORCH_OPS.rotate_and_store(qkv, cos, sin, cache, *args, **how)
 
     ops = replace(TORCH_OPS, rotate_and_store=watched)

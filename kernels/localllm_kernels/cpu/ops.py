@@ -162,9 +162,9 @@ class CpuOps:
         cache: KVCache | None,
         slot_mapping: Tensor,
         *,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
         has_values: bool = True,
         norms_values: bool = False,
     ) -> Tensor:

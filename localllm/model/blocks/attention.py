@@ -403,9 +403,7 @@ class Attention(Block):
         """Queries and keys rotated, values as they are."""
         keys = self.spec.num_kv_heads * self.spec.head_dim
         heads = qkv[:, :-keys].contiguous().view(len(qkv), -1, self.spec.head_dim)
-        turned = ops.rotate_and_store(
-            heads, rotation.cos, rotation.sin, None, slots, query_norm=None, key_norm=None, eps=0.0
-        )
+        turned = ops.rotate_and_store(heads, rotation.cos, rotation.sin, None, slots)
         return _joined((turned.flatten(1), qkv[:, -keys:]))
 
     def _normed(self, qkv: Tensor, norms: HeadNorms, ops: Ops) -> Tensor:

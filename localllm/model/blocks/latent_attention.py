@@ -239,9 +239,6 @@ class LatentAttention(Block):
             still.sin,
             cache,
             tables.slot_mapping,
-            query_norm=None,
-            key_norm=None,
-            eps=0.0,
             has_values=False,
         )
         attended = inputs.ops.paged_attention(
@@ -286,9 +283,6 @@ class LatentAttention(Block):
             rotation.sin,
             None,
             slots,
-            query_norm=None,
-            key_norm=None,
-            eps=0.0,
         )
         latent = self.latent_norm(row[:, : spec.latent_rank].contiguous(), ops)
         for_latents = self.keys(heads[..., : spec.key_dim].flatten(1))
