@@ -1,13 +1,12 @@
 """What most families share: sizes of attention and feed-forward, and a norm before each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionLinears, AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.block import BlockSpec
-from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.layer import LayerPlan, Place
@@ -96,13 +95,10 @@ def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
     """The window of each layer, where `use_sliding_window` enables windows: by `layer_types`, or
     from layer `max_window_layers` on. Raises: CheckpointError.
     """
-    num_layers = read_num_layers(fields)
     window, is_used = read_window(fields), fields.flag("use_sliding_window")
-    layer_types = fields.choices("layer_types", (FULL, SLIDING), num_layers)
     first = fields.optional_integer("max_window_layers", 0, 1024) or 0
-    if layer_types is None:
-        layer_types = tuple(SLIDING if i >= first else FULL for i in range(num_layers))
-    return [window if is_used and kind == SLIDING else None for kind in layer_types]
+    kinds = read_kinds(fields, (FULL, SLIDING), lambda i: SLIDING if i >= first else FULL)
+    return [window if is_used and kind == SLIDING else None for kind in kinds]
 
 
 def read_num_layers(fields: ConfigFields) -> int:
@@ -110,31 +106,42 @@ def read_num_layers(fields: ConfigFields) -> int:
     return fields.integer("num_hidden_layers", 1, 1024)
 
 
+def read_kinds(
+    fields: ConfigFields, known: tuple[str, ...], usual: Callable[[int], str]
+) -> list[str]:
+    """The kind of each layer, one of `known`: by `layer_types`, else the `usual` one at its place.
+
+    Raises: CheckpointError.
+    """
+    num_layers = read_num_layers(fields)
+    found = fields.choices("layer_types", known, num_layers)
+    return [usual(i) for i in range(num_layers)] if found is None else list(found)
+
+
 def read_windowed_layers(fields: ConfigFields, every: int) -> list[bool]:
     """Of each layer whether it has a window: by `layer_types`, else all but one of `every` layers.
 
     Raises: CheckpointError.
     """
-    num_layers = read_num_layers(fields)
-    found = fields.choices("layer_types", (FULL, SLIDING), num_layers)
-    if found is None:
-        return [(i + 1) % every > 0 for i in range(num_layers)]
-    return [each == SLIDING for each in found]
+    kinds = read_kinds(fields, (FULL, SLIDING), lambda i: SLIDING if (i + 1) % every else FULL)
+    return [kind == SLIDING for kind in kinds]
 
 
 def pre_norm_layer(
     fields: ConfigFields,
     mixer: BlockSpec,
-    mlp: GatedMLPSpec | ExpertsSpec,
-    shared: GatedMLPSpec | None = None,
+    mlp: BlockSpec,
+    shared: BlockSpec | None = None,
     *,
     scale: float = 1.0,
+    names: Sequence[str] = ("input_layernorm", "post_attention_layernorm"),
+    norm: NormSpec | None = None,
 ) -> LayerPlan:
     """A mixer of tokens and a feed-forward, each after its own norm; `shared`: a second
-    feed-forward beside experts; `scale`: of their outputs.
+    feed-forward beside experts; `scale`: of their outputs; `names`: of the norms; `norm`: an
+    unusual final one, of the kind of all.
     """
-    names = ("input_layernorm", "post_attention_layernorm")
-    first, second = (NormSpec(name, read_eps(fields)) for name in names)
+    first, second = _norms(fields, names, norm)
     places = [Place(first, mixer, scale=scale)]
     places.append(Place(second, mlp, scale=scale, shares_input=shared is not None))
     if shared is not None:
@@ -166,14 +173,33 @@ def post_norm_layer(
     fields: ConfigFields,
     attention: AttentionSpec,
     mlp: GatedMLPSpec,
-    *,
-    rounds_last: bool = False,
+    norm: NormSpec | None = None,
 ) -> LayerPlan:
-    """Attention and feed-forward, each before its own norm; `rounds_last`: see NormSpec."""
+    """Attention and feed-forward, each before its own norm; `norm`: see `pre_norm_layer`."""
     names = ("post_attention_layernorm", "post_feedforward_layernorm")
-    first, second = (NormSpec(name, read_eps(fields), rounds_last=rounds_last) for name in names)
+    first, second = _norms(fields, names, norm)
     places = (Place(None, attention, first), Place(None, mlp, second))
     return LayerPlan(places, read_hidden_size(fields))
+
+
+def sandwich_layer(
+    fields: ConfigFields,
+    mixer: BlockSpec,
+    mlp: BlockSpec,
+    names: Sequence[str],
+    norm: NormSpec | None = None,
+) -> LayerPlan:
+    """A mixer of tokens and a feed-forward, each between two norms; `names`: of the four, in order;
+    `norm`: see `pre_norm_layer`.
+    """
+    before, after, second_before, second_after = _norms(fields, names, norm)
+    places = (Place(before, mixer, after), Place(second_before, mlp, second_after))
+    return LayerPlan(places, read_hidden_size(fields))
+
+
+def _norms(fields: ConfigFields, names: Sequence[str], norm: NormSpec | None) -> Iterator[NormSpec]:
+    kind = norm or NormSpec(FINAL_NORM, read_eps(fields))
+    return (replace(kind, name=name) for name in names)
 
 
 def read_decoder(
@@ -203,9 +229,7 @@ def read_decoder(
     )
 
 
-def read_uniform_decoder(
-    fields: ConfigFields, mixer: BlockSpec, mlp: GatedMLPSpec | ExpertsSpec
-) -> Architecture:
+def read_uniform_decoder(fields: ConfigFields, mixer: BlockSpec, mlp: BlockSpec) -> Architecture:
     """A decoder whose layers are all alike. Raises: CheckpointError."""
     layer = pre_norm_layer(fields, mixer, mlp)
     return read_decoder(fields, [layer] * read_num_layers(fields))

@@ -20,10 +20,17 @@ from localllm.model.families.common import (
     read_max_positions,
     read_window,
     read_windowed_layers,
+    sandwich_layer,
 )
-from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import read_rope
+
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 def read_gemma3(fields: ConfigFields) -> Architecture:
@@ -58,21 +65,11 @@ def read_gemma_decoder(
 ) -> Architecture:
     """A decoder with norms before and after each block. Raises: CheckpointError."""
     fields.only("use_bidirectional_attention", False)
-    eps, width = read_eps(fields), read_hidden_size(fields)
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, eps, offset=1.0)
-
-    def layer(attention: AttentionSpec) -> LayerPlan:
-        first, first_after = norm("input_layernorm"), norm("post_attention_layernorm")
-        second, second_after = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
-        places = (Place(first, attention, first_after), Place(second, mlp, second_after))
-        return LayerPlan(places, width)
-
+    norm = NormSpec(FINAL_NORM, read_eps(fields), offset=1.0)
     return read_decoder(
         fields,
-        [layer(attention) for attention in attentions],
-        norm=norm(FINAL_NORM),
-        embedding_scale=width**0.5,
+        [sandwich_layer(fields, attention, mlp, _NORMS, norm) for attention in attentions],
+        norm=norm,
+        embedding_scale=read_hidden_size(fields) ** 0.5,
         logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),
     )

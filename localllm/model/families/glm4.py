@@ -8,13 +8,17 @@ from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_hidden_size,
     read_num_layers,
+    sandwich_layer,
 )
-from localllm.model.layer import LayerPlan, Place
-from localllm.model.norm import NormSpec
+
+_NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
 
 
 def read_glm4(fields: ConfigFields) -> Architecture:
@@ -22,18 +26,5 @@ def read_glm4(fields: ConfigFields) -> Architecture:
     attention = read_attention(fields, qkv_bias=fields.flag("attention_bias"))
     attention = replace(attention, rope=replace(attention.rope, is_interleaved=True))
     mlp = replace(read_gated_mlp(fields), names=WHOLE)
-    eps = read_eps(fields)
-    layer = LayerPlan(
-        (
-            Place(
-                NormSpec("input_layernorm", eps),
-                attention,
-                NormSpec("post_self_attn_layernorm", eps),
-            ),
-            Place(
-                NormSpec("post_attention_layernorm", eps), mlp, NormSpec("post_mlp_layernorm", eps)
-            ),
-        ),
-        read_hidden_size(fields),
-    )
+    layer = sandwich_layer(fields, attention, mlp, _NORMS)
     return read_decoder(fields, [layer] * read_num_layers(fields))

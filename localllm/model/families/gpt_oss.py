@@ -9,6 +9,7 @@ from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
+    pre_norm_layer,
     read_attention,
     read_decoder,
     read_eps,
@@ -18,7 +19,6 @@ from localllm.model.families.common import (
     read_windowed_layers,
 )
 from localllm.model.families.qwen_moe import EXPERT_NAMES
-from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import with_default_rope
 
@@ -40,15 +40,11 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
     fields = with_default_rope(fields, _ROPE)
     for name, built in (("swiglu_alpha", _SLOPE), ("swiglu_limit", _LIMIT)):
         fields.only(name, built)
-    has_bias, eps, width = (
-        fields.flag("attention_bias", default=True),
-        read_eps(fields),
-        read_hidden_size(fields),
-    )
+    has_bias = fields.flag("attention_bias", default=True)
     full = replace(read_attention(fields, has_bias=has_bias), scores=Scores(has_sinks=True))
     windowed = replace(full, window=read_window(fields))
     expert = GatedMLPSpec(
-        width,
+        read_hidden_size(fields),
         fields.integer("intermediate_size", 1, 1 << 22),
         has_bias=True,
         names=EXPERT_NAMES,
@@ -71,17 +67,9 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         ),
     )
 
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, eps, rounds_last=True)
-
+    norm = NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
     layers = [
-        LayerPlan(
-            (
-                Place(norm("input_layernorm"), windowed if is_windowed else full),
-                Place(norm("post_attention_layernorm"), experts),
-            ),
-            width,
-        )
+        pre_norm_layer(fields, windowed if is_windowed else full, experts, norm=norm)
         for is_windowed in read_windowed_layers(fields, every=2)
     ]
-    return read_decoder(fields, layers, norm=norm(FINAL_NORM))
+    return read_decoder(fields, layers, norm=norm)

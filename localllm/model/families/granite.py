@@ -20,6 +20,7 @@ from localllm.model.families.common import (
     read_eps,
     read_gated_mlp,
     read_hidden_size,
+    read_kinds,
     read_num_experts,
     read_num_layers,
     refuse_step_limits,
@@ -45,9 +46,7 @@ def read_granite_moe(fields: ConfigFields) -> Architecture:
 def read_granite4(fields: ConfigFields) -> Architecture:
     """Attention or Mamba-2, a shared feed-forward, maybe experts. Raises: CheckpointError."""
     fields.only("normalization_function", "rmsnorm")
-    count = read_num_layers(fields)
-    kinds = fields.choices("layer_types", (FULL, _LINEAR), count)
-    kinds = kinds or (_LINEAR,) * count
+    kinds = read_kinds(fields, (FULL, _LINEAR), lambda i: _LINEAR)
     inner_size = fields.integer("shared_intermediate_size", 1, 1 << 22)
     names = ("shared_mlp.input_linear", "shared_mlp.output_linear")
     shared = replace(read_gated_mlp(fields), inner_size=inner_size, names=names)

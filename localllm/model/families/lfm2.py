@@ -17,6 +17,7 @@ from localllm.model.blocks.short_conv import ShortConvSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
+    pre_norm_layer,
     read_attention,
     read_decoder,
     read_eps,
@@ -26,7 +27,6 @@ from localllm.model.families.common import (
     read_num_experts,
     read_num_layers,
 )
-from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 
 CONV = "conv"
@@ -74,13 +74,12 @@ def _read(fields: ConfigFields, seconds: Sequence[GatedMLPSpec | ExpertsSpec]) -
     attention = read_attention(fields, norms=norms)
     linears = replace(attention.linears, output="self_attn.out_proj")
     attention = replace(attention, linears=linears)
-    before = NormSpec("operator_norm", eps), NormSpec("ffn_norm", eps)
-
-    layers = []
-    for is_full, second in zip(_kinds(fields), seconds, strict=True):
-        mixer = attention if is_full else conv
-        places = Place(before[0], mixer), Place(before[1], second)
-        layers.append(LayerPlan(places, attention.hidden_size))
+    layers = [
+        pre_norm_layer(
+            fields, attention if is_full else conv, second, names=("operator_norm", "ffn_norm")
+        )
+        for is_full, second in zip(_kinds(fields), seconds, strict=True)
+    ]
     return read_decoder(fields, layers, norm=NormSpec(LAST_NORM, eps))
 
 

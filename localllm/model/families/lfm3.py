@@ -11,13 +11,15 @@ from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
     SLIDING,
+    pre_norm_layer,
     read_attention,
     read_decoder,
     read_eps,
     read_gated_mlp,
+    read_kinds,
     read_max_positions,
-    read_num_layers,
     read_window,
+    sandwich_layer,
 )
 from localllm.model.families.lfm2 import (
     CONV,
@@ -25,7 +27,7 @@ from localllm.model.families.lfm2 import (
     MLP_NAMES,
     read_short_conv,
 )
-from localllm.model.layer import LayerPlan, Place
+from localllm.model.layer import LayerPlan
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import read_rope
 
@@ -46,17 +48,13 @@ def read_lfm3(fields: ConfigFields) -> Architecture:
         ),
     }
     mlp = replace(read_gated_mlp(fields), names=MLP_NAMES)
+    names = ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
     is_sandwiched = fields.flag("use_sandwich_norm", default=True)
 
     def layer(mixer: AttentionSpec | ShortConvSpec) -> LayerPlan:
-        def after(name: str) -> NormSpec | None:
-            return NormSpec(name, eps) if is_sandwiched else None
-
-        places = (
-            Place(NormSpec("operator_norm", eps), mixer, after("post_operator_norm")),
-            Place(NormSpec("ffn_norm", eps), mlp, after("post_ffn_norm")),
-        )
-        return LayerPlan(places, attention.hidden_size)
+        if is_sandwiched:
+            return sandwich_layer(fields, mixer, mlp, names)
+        return pre_norm_layer(fields, mixer, mlp, names=names[::2])
 
     layers = [layer(mixers[kind]) for kind in _kinds(fields)]
     return read_decoder(fields, layers, norm=NormSpec(LAST_NORM, eps))
@@ -64,9 +62,5 @@ def read_lfm3(fields: ConfigFields) -> Architecture:
 
 def _kinds(fields: ConfigFields) -> list[str]:
     """The kind of each layer: by `layer_types`, or with every second one a convolution."""
-    num_layers = read_num_layers(fields)
-    found = fields.choices("layer_types", (FULL, SLIDING, CONV), num_layers)
-    if found is not None:
-        return list(found)
-    usual = [SLIDING, CONV, FULL, CONV]
-    return [CONV if i == 0 else usual[i % 4] for i in range(num_layers)]
+    usual = (SLIDING, CONV, FULL, CONV)
+    return read_kinds(fields, (FULL, SLIDING, CONV), lambda i: usual[i % 4] if i else CONV)

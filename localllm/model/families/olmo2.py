@@ -24,7 +24,7 @@ def read_olmo2(fields: ConfigFields) -> Architecture:
 def read_olmo(fields: ConfigFields, attentions: Sequence[AttentionSpec]) -> Architecture:
     """A decoder around the attention of each layer. Raises: CheckpointError."""
     mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
-    layers = [post_norm_layer(fields, each, mlp, rounds_last=True) for each in attentions]
+    layers = [post_norm_layer(fields, each, mlp, norm) for each in attentions]
     return read_decoder(fields, layers, norm=norm)
 
 

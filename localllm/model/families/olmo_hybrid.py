@@ -11,6 +11,7 @@ from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
     post_norm_layer,
+    pre_norm_layer,
     read_decoder,
     read_eps,
     read_gated_mlp,
@@ -19,7 +20,6 @@ from localllm.model.families.common import (
 )
 from localllm.model.families.olmo2 import read_olmo_attention
 from localllm.model.families.qwen3_5 import read_delta_net
-from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import NO_ROPE
 
@@ -34,14 +34,11 @@ def read_olmo_hybrid(fields: ConfigFields) -> Architecture:
     rope = fields.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:
         attention = replace(attention, rope=NO_ROPE)
-    mlp, eps = read_gated_mlp(fields), read_eps(fields)
-    names = ("input_layernorm", "post_attention_layernorm")
-    first, second = (NormSpec(name, eps, rounds_last=True) for name in names)
-    full = post_norm_layer(fields, attention, mlp, rounds_last=True)
-    places = (Place(first, delta_net), Place(second, mlp))
-    linear = LayerPlan(places, read_hidden_size(fields))
+    mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
+    full = post_norm_layer(fields, attention, mlp, norm)
+    linear = pre_norm_layer(fields, delta_net, mlp, norm=norm)
     layers = [linear if kind == _LINEAR else full for kind in _kinds(fields)]
-    return read_decoder(fields, layers, norm=NormSpec(FINAL_NORM, eps, rounds_last=True))
+    return read_decoder(fields, layers, norm=norm)
 
 
 def _kinds(fields: ConfigFields) -> tuple[str, ...]:

@@ -13,17 +13,18 @@ from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
+    pre_norm_layer,
     read_attention,
     read_decoder,
     read_eps,
     read_expert,
     read_gated_mlp,
     read_hidden_size,
+    read_kinds,
     read_num_experts,
     read_num_layers,
 )
-from localllm.model.families.qwen_moe import EXPERT_NAMES, SHARED_NAMES, read_dense_layers
-from localllm.model.layer import LayerPlan, Place
+from localllm.model.families.qwen_moe import EXPERT_NAMES, read_dense_layers, read_gated_expert
 from localllm.model.norm import NormSpec
 
 _LINEAR = "linear_attention"
@@ -56,21 +57,12 @@ def _read(
     eps = read_eps(fields)
     attention = _read_attention(fields, eps)
     delta_net = replace(read_delta_net(fields, eps), names=names)
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, eps, offset=1.0)
-
+    norm = NormSpec(FINAL_NORM, eps, offset=1.0)
     layers = []
     for kind, blocks in zip(_kinds(fields), seconds, strict=True):
         mixer = delta_net if kind == _LINEAR else attention
-        places = [Place(norm("input_layernorm"), mixer)]
-        first, last = norm("post_attention_layernorm"), len(blocks) - 1
-        places += [
-            Place(None if i else first, block, shares_input=i < last)
-            for i, block in enumerate(blocks)
-        ]
-        layers.append(LayerPlan(tuple(places), attention.hidden_size))
-    return read_decoder(fields, layers, norm=norm(FINAL_NORM))
+        layers.append(pre_norm_layer(fields, mixer, *blocks, norm=norm))
+    return read_decoder(fields, layers, norm=norm)
 
 
 def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
@@ -108,15 +100,14 @@ def _read_experts(fields: ConfigFields) -> tuple[BlockSpec, ...]:
     # Qwen3.5's own files hold the experts stacked; Qwen3-Next's, and quantized ones, do not.
     stacked = StackedNames("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
     experts = ExpertsSpec(expert, router, stacked=stacked)
-    shared = read_expert(fields, "shared_expert_intermediate_size", SHARED_NAMES)
-    return experts, replace(shared, row_gate="mlp.shared_expert_gate")
+    return experts, read_gated_expert(fields)
 
 
 def _kinds(fields: ConfigFields) -> list[str]:
     """The kind of each layer: by `layer_types`, else attention in one of so many."""
-    num_layers = read_num_layers(fields)
-    found = fields.choices("layer_types", (FULL, _LINEAR), num_layers)
-    if found is not None:
-        return list(found)
-    every = fields.integer("full_attention_interval", 1, 1024, default=4)
-    return [_LINEAR if (i + 1) % every else FULL for i in range(num_layers)]
+
+    def usual(index: int) -> str:
+        every = fields.integer("full_attention_interval", 1, 1024, default=4)
+        return _LINEAR if (index + 1) % every else FULL
+
+    return read_kinds(fields, (FULL, _LINEAR), usual)

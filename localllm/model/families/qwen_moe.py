@@ -27,16 +27,12 @@ from localllm.model.families.common import (
 
 _EXPERT, _OWN = "mlp.experts.{}.", "mlp.shared_expert."
 EXPERT_NAMES = (f"{_EXPERT}gate_proj", f"{_EXPERT}up_proj", f"{_EXPERT}down_proj")
-SHARED_NAMES = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
+_SHARED_NAMES = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 
 
 def read_qwen2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias = fields.flag("qkv_bias", default=True)
-    shared = replace(
-        read_expert(fields, "shared_expert_intermediate_size", SHARED_NAMES),
-        row_gate="mlp.shared_expert_gate",
-    )
     num_layers = read_num_layers(fields)
     kinds = fields.choices("layer_types", (FULL, SLIDING), num_layers)
     if kinds is None:
@@ -44,7 +40,8 @@ def read_qwen2_moe(fields: ConfigFields) -> Architecture:
         kinds = tuple(SLIDING if i < first and i % 2 == 0 else FULL for i in range(num_layers))
     window = _window(fields)
     windows = [window if kind == SLIDING else None for kind in kinds]
-    return _read_qwen_moe(fields, read_attention(fields, qkv_bias=has_bias), windows, shared)
+    attention, shared = read_attention(fields, qkv_bias=has_bias), read_gated_expert(fields)
+    return _read_qwen_moe(fields, attention, windows, shared)
 
 
 def read_qwen3_moe(fields: ConfigFields) -> Architecture:
@@ -79,6 +76,12 @@ def _read_qwen_moe(
         else:
             layers.append(pre_norm_layer(fields, own, experts, shared))
     return read_decoder(fields, layers)
+
+
+def read_gated_expert(fields: ConfigFields) -> GatedMLPSpec:
+    """The feed-forward beside experts, with a gate for each row. Raises: CheckpointError."""
+    shared = read_expert(fields, "shared_expert_intermediate_size", _SHARED_NAMES)
+    return replace(shared, row_gate="mlp.shared_expert_gate")
 
 
 def read_dense_layers(fields: ConfigFields) -> list[int]:
