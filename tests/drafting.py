@@ -27,9 +27,14 @@ VOCAB_SIZE = 259
 
 
 class EagerPolicy(DraftPolicy):
-    """Whole proposals, whatever becomes of them: of each request the longest one."""
+    """Whole proposals, whatever becomes of them, of the drafter with the longest one."""
 
     is_asking = True
+
+    def __init__(self, is_cheap: Sequence[bool], clock: StepClock) -> None:
+        super().__init__(is_cheap, clock)
+        for account in self.accounts:
+            account.is_used = True  # so that its drafter sees all hidden states
 
     def asked(self, size: int, *, is_measured: bool = True) -> list[int]:
         return list(range(len(self.accounts))) if self.is_asking else []
@@ -40,17 +45,21 @@ class EagerPolicy(DraftPolicy):
     def plan(
         self, size: int, proposals: Proposals, most: int, *, is_measured: bool = True
     ) -> Plan | None:
-        drafts = dict[Request, tuple[int, int]]()
-        for number, own in proposals.items():
-            for request, proposal in own.items():
-                count = len(proposal.token_ids)
-                if count >= drafts.get(request, (0, 0))[1]:
-                    drafts[request] = number, count
-        for request, (number, count) in drafts.items():
-            drafts[request] = number, min(count, most)
-            most -= min(count, most)
-        drafts = {request: each for request, each in drafts.items() if each[1]}
-        return Plan(max(by for by, _ in drafts.values()), drafts, {}, 1.0) if drafts else None
+        # Of who proposes the most for one request.
+        longest = {
+            number: max(len(each.token_ids) for each in own.values())
+            for number, own in proposals.items()
+            if own
+        }
+        if not longest or not max(longest.values()):
+            return None
+        number, lengths = max(longest, key=lambda each: (longest[each], each)), dict[Request, int]()
+        for request, proposal in proposals[number].items():
+            count = min(len(proposal.token_ids), most)
+            if count:
+                lengths[request] = count
+            most -= count
+        return Plan(number, lengths, 0.0, 1.0)
 
 
 @dataclass
@@ -87,7 +96,7 @@ class EagerSpeculator(Speculator):
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(proposers, max_draft, clock, now)
-        self._policy: EagerPolicy = EagerPolicy([False] * len(proposers), StepClock())
+        self._policy: EagerPolicy = EagerPolicy([False] * len(proposers), StepClock(len(proposers)))
         self._random = Random(0)
 
     def plan(

@@ -17,7 +17,7 @@ from every_family import EVERY_FAMILY, WITH_EXPERTS
 from launched_operators import launched_ops
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localllm.drafting.five_calls import AnySpeculator
+from localllm.drafting.speculator import Speculator
 from localllm.engine.chosen_operators import library_folder
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
@@ -86,9 +86,9 @@ class Limits:
     overlaps: bool = False
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
-    speculator: Callable[[], AnySpeculator] | None = None
+    speculator: Callable[[], Speculator] | None = None
     # One that drafts from the model's own cache.
-    reader: Callable[[PagedKVCache], AnySpeculator] | None = None
+    reader: Callable[[PagedKVCache], Speculator] | None = None
     pools: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()

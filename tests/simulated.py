@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from scheduling import make_scheduler
 
-from localllm.drafting.five_calls import AnySpeculator
-from localllm.drafting.speculator import PlannedStep, StepOutcome
+from localllm.drafting.speculator import PlannedStep, Speculator, StepOutcome
 from localllm.engine.sampler import accept_draft
 from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
@@ -38,7 +37,7 @@ class Launched(NamedTuple):
 
 
 def simulate(
-    speculator: AnySpeculator,
+    speculator: Speculator,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     step_seconds: Callable[[int], float],
     token_seconds: float = 0.0,

@@ -13,7 +13,7 @@ from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
 from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
-from localllm.drafting.five_calls import AnySpeculator
+from localllm.drafting.speculator import Speculator
 from localllm.drafting.suffix_index import SuffixIndex
 from localllm.engine.engine import Engine
 from localllm.hub.catalog import BUILT_IN_MODEL
@@ -122,7 +122,7 @@ class SpeculationSuite(Suite):
     def _run_pairs(
         self,
         drafters: str,
-        speculator: AnySpeculator,
+        speculator: Speculator,
         script: Script,
         batch: int,
         progress: Callable[[str], None],
@@ -213,7 +213,7 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 
 
 def run_script(
-    engine: Engine, speculator: AnySpeculator | None, script: Script, batch: int, number: int = 0
+    engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
 ) -> Run:
     """Let `batch` requests output the answer, timed from their first tokens on."""
     # Each run of a pair computes its own prompts: steps behind that take less time, about 7 % with
@@ -235,7 +235,7 @@ def run_script(
 
 def begin_script(
     engine: Engine,
-    speculator: AnySpeculator | None,
+    speculator: Speculator | None,
     script: Script,
     batch: int,
     number: int,

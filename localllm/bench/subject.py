@@ -13,7 +13,7 @@ import torch
 from localllm.answer.drafters import find_drafters
 from localllm.answer.opening import load_draft_model
 from localllm.cost.rates import ModelWork
-from localllm.drafting.five_calls import AnySpeculator
+from localllm.drafting.speculator import Speculator
 from localllm.engine.chosen_device import select_device
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
@@ -50,7 +50,7 @@ class Subject:
     load_s: float
     source: Checkpoint | RandomWeights
     config_json: Mapping[str, Any]
-    speculator: AnySpeculator | None
+    speculator: Speculator | None
 
     @property
     def architecture(self) -> Architecture:

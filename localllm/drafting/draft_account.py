@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from localllm.drafting.acceptance import Acceptance
-from localllm.drafting.draft_cost import DraftCost
 
 # What an account begins with; the most it holds; what all get a step, and again for looks that lead
 # to nothing; and how many plain steps a wait or a look is charged at most, since other work may
@@ -36,22 +35,21 @@ class DraftAccount:
         self.balance, self.needs = ACCOUNT_START, ACCOUNT_START / 2
         self.gain = 1.0
         self.acceptance = Acceptance()
-        self._costs: dict[int, DraftCost] = {}
         self._owed = list[Owed]()
         self._vain = 0.0  # what there is for looks that lead to nothing
 
     def pass_steps(self, count: int) -> None:
         """Note that so many steps begin."""
         self._book(self._trickle * count)
-        self._vain = min(ACCOUNT_START, self._vain + self._trickle * count)
+        self._vain = min(ACCOUNT_START, self._vain + self._trickle / 2 * count)
 
-    def book(self, drafted: Owed, cost: DraftCost) -> None:
+    def book(self, drafted: Owed, line: tuple[float, float] | None) -> None:
         """Book a step with drafts, once it is known what they cost: the first ones are slow, and
-        other work may make one slow.
+        other work may make one slow. `line`: see StepModel; None if it is not known.
         """
         self._owed.append(drafted)
-        if cost.is_known:
-            fixed, marginal = cost.line()
+        if line is not None:
+            fixed, marginal = line
             for tokens, length, rate in self._owed:
                 self._book(tokens - rate * (1 + fixed + marginal * length))
             self._owed.clear()
@@ -82,18 +80,5 @@ class DraftAccount:
         """How many steps it will not be asked, if nothing happens; 0: it is asked now."""
         if self.is_used or self.trial_left or (self.is_cheap and self._is_paid):
             return 0
-        lacking = -self._vain if self.is_cheap else self.needs - self.balance
+        lacking = -2 * self._vain if self.is_cheap else self.needs - self.balance
         return int(lacking / self._trickle) + 1 if lacking > 0 else 0
-
-    def cost(self, size: int) -> DraftCost:
-        """At a batch size; at first like that of the nearest one."""
-        if size not in self._costs:
-            nearest = min(self._costs, key=lambda each: abs(each - size), default=None)
-            self._costs[size] = DraftCost(None if nearest is None else self._costs[nearest])
-        return self._costs[size]
-
-    def rescale(self, change: float) -> None:
-        """See DraftCost; refills it if drafts take less than ever."""
-        are_least = [cost.rescale(change) for cost in self._costs.values()]
-        if any(are_least):
-            self.refill()

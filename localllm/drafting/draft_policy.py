@@ -5,17 +5,14 @@ Among `size` requests that decode, D drafted tokens for each multiply the speed 
     gain(D) = (1 + mean over the requests of the sum of p_i, i = 1..D) / (1 + f + s * D)
 
 p_i: the measured chance that the i-th drafted token and all before it are accepted (acceptance.py);
-f, s: the fixed and the marginal cost of verifying drafts, in plain steps (draft_cost.py). Source:
+f, s: the fixed and the marginal cost of verifying drafts, in plain steps (step_model.py). Source:
 Leviathan et al. 2023, theorem 3.8, for one request, one chance and f = 0.
 
 What a drafter has gained and lost stands in its account (draft_account.py): looks for drafts,
 trials, drafts that seemed to gain, the time of waiting for ids. What is not known is thought likely
 as long as there is something in it; who has nothing left drafts what earlier outcomes alone show to
 be worth it. So a drafter loses at most ACCOUNT_START, or ACCOUNT_MOST of what it has gained, and
-TRICKLE of the time for drafts and for looks; besides, what a trial loses beyond that.
-
-Steps that take much more than was thought, or less, tell that drafts have changed or the machine
-has. Plain steps are measured before either is believed.
+TRICKLE of the time for drafts and half of it for looks; besides, what a trial loses beyond that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,28 +29,31 @@ from localllm.drafting.draft_account import (
     DraftAccount,
     Owed,
 )
-from localllm.drafting.draft_cost import FAST, GUESSED_COST
 from localllm.drafting.drafter import Proposal
 from localllm.schedule.request import Request
-from localllm.schedule.step_clock import SETTLE_STEPS, StepClock
+from localllm.schedule.step_clock import StepClock
+from localllm.schedule.step_model import GUESSED_COST, SETTLE_STEPS
 
 # Steps of a trial: the first ones with drafts are slow.
 TRIAL_STEPS = 4
+
+# Plain steps that take less than this share of what they ever took are those of another machine.
+FAST = 0.7
 
 # By drafter and request.
 Proposals = Mapping[int, Mapping[Request, Proposal]]
 
 
 class Plan(NamedTuple):
-    """The tokens to draft for each request, by whom, and the gain that they promise.
+    """Who drafts, the number of tokens for each request, and the gain that they promise.
 
-    `drafter`: the dearest that drafts; `expected`: the accepted tokens of each request;
-    `is_trial`: they are drafted only to learn.
+    `accepted`: the tokens that are thought to be accepted, mean over the requests; `is_trial`: they
+    are drafted only to learn.
     """
 
     drafter: int
-    drafts: Mapping[Request, tuple[int, int]]
-    expected: Mapping[Request, float]
+    lengths: Mapping[Request, int]
+    accepted: float
     gain: float
     is_trial: bool = False
 
@@ -62,15 +62,16 @@ class Plan(NamedTuple):
 class PolicyOutcome:
     """What became of a step in which `size` requests decoded: the tokens of all, and its time.
 
-    `drafts`: by drafter; `looks`: the seconds that each drafter was asked for, which are in the
-    time; `has_waited`: the step waited for the one before it, to draft from its ids; `is_usual`: it
-    did nothing else, such as to catch up with a prompt.
+    `drafter`: whose the drafts are, None if there are none; `looks`: the seconds that each drafter
+    was asked for, which are in the time; `has_waited`: the step waited for the one before it, to
+    draft from its ids; `is_usual`: it did nothing else, such as to catch up with a prompt.
     """
 
     size: int
     num_tokens: int
     seconds: float
-    drafts: Mapping[int, Sequence[Draft]] = field(default_factory=dict)
+    drafter: int | None = None
+    drafts: Sequence[Draft] = ()
     looks: Mapping[int, float] = field(default_factory=dict)
     has_waited: bool = False
     is_usual: bool = True
@@ -141,7 +142,7 @@ class DraftPolicy:
         worth = [plan for plan in plans if plan is not None and plan.gain > 1]
         chosen = max(worth, key=lambda plan: plan.gain, default=None)
         if not is_measured:
-            return self._with_likelier(chosen, worth, most)
+            return chosen
         tried = self._tried(plans, chosen, worth, size)
         for number, plan in enumerate(plans):
             if number in proposals:
@@ -149,8 +150,7 @@ class DraftPolicy:
                 self.accounts[number].gain = 1.0 if plan is None else max(1.0, plan.gain)
                 if plan is not None:
                     # What a trial loses, as far as is known.
-                    tokens = 1 + sum(plan.expected.values()) / size
-                    lost = TRIAL_STEPS * tokens * (1 / plan.gain - 1)
+                    lost = TRIAL_STEPS * (1 + plan.accepted) * (1 / plan.gain - 1)
                     self.accounts[number].needs = min(max(1.0, 1 + lost), ACCOUNT_START / 2)
         self._chosen = None if chosen is None else chosen.drafter
         drafts = tried or chosen
@@ -159,13 +159,10 @@ class DraftPolicy:
         if tried is None and chosen is not None and not self.clock.is_settled:
             self._is_resting = self._rest_is_paid(chosen.gain)
             chosen = None if self._is_resting else chosen
-        planned = tried or self._with_likelier(chosen, worth, most)
-        is_steady = planned is not None and not (planned.is_trial or self._is_cheap(planned))
+        planned = tried or chosen
+        is_steady = planned is chosen is not None and not self.accounts[chosen.drafter].is_cheap
         self._held, self._num_held, self._held_size = planned if is_steady else None, 1, size
         return planned
-
-    def _is_cheap(self, plan: Plan) -> bool:
-        return any(self.accounts[number].is_cheap for number, _ in plan.drafts.values())
 
     def _holds(self, held: Plan, size: int, proposals: Proposals) -> bool:
         """Whether a plan is as good for this step, too: plans take time, and what they rest on
@@ -175,28 +172,12 @@ class DraftPolicy:
         own = proposals.get(held.drafter, {})
         if others or self._num_held >= TRIAL_STEPS or size != self._held_size:
             return False
-        if len(own) != len(held.drafts) or self.accounts[held.drafter].balance <= 0:
+        if len(own) != len(held.lengths) or self.accounts[held.drafter].balance <= 0:
             return False
         return all(
             request in own and len(own[request].token_ids) >= count
-            for request, (_, count) in held.drafts.items()
+            for request, count in held.lengths.items()
         )
-
-    def _with_likelier(self, chosen: Plan | None, worth: Sequence[Plan], most: int) -> Plan | None:
-        """The chosen drafts, but those of a cheaper drafter where more of these are accepted."""
-        for other in worth:
-            if chosen is None or other.drafter >= chosen.drafter:
-                break
-            likelier = [
-                request
-                for request, each in other.expected.items()
-                if each > chosen.expected.get(request, 0.0)
-            ]
-            drafts = {**chosen.drafts, **{each: other.drafts[each] for each in likelier}}
-            if sum(count for _, count in drafts.values()) <= most:
-                expected = {**chosen.expected, **{each: other.expected[each] for each in likelier}}
-                chosen = chosen._replace(drafts=drafts, expected=expected)
-        return chosen
 
     def _best(
         self, number: int, own: Mapping[Request, Proposal], size: int, most: int
@@ -205,7 +186,7 @@ class DraftPolicy:
         account = self.accounts[number]
         if not own:
             return None
-        fixed, marginal = account.cost(size).line()
+        fixed, marginal = self.clock.model(size).line(number)
         is_sure = account.balance <= 0 and not account.trial_left
         least = marginal if account.is_used else max(marginal, GUESSED_COST)
         chances = list[list[float]]()
@@ -215,22 +196,23 @@ class DraftPolicy:
             chances.append(
                 account.acceptance.chances(request, match, count, least, is_sure=is_sure)
             )
-        best, promised, gain, total, accepted = 0, -inf, 0.0, 0, 0.0
-        for length in range(max(map(len, chances))):
-            likely = [each[length] for each in chances if len(each) > length]
+        best, promised, total, accepted = Plan(number, {}, 0.0, 0.0), -inf, 0, 0.0
+        for length in range(1, 1 + max(map(len, chances))):
+            likely = [each[length - 1] for each in chances if len(each) >= length]
             total += len(likely)
             accepted += sum(likely)
             if total > most:
                 break
-            tokens, steps = 1 + accepted / size, 1 + fixed + marginal * total / size
+            tokens, steps = 1 + accepted / size, max(1.0, 1 + fixed + marginal * total / size)
             # Where all lose, those that lose the fewest tokens are the ones to try.
             promise = tokens / steps - 1 if tokens > steps else tokens - steps
             if promise > promised:
-                best, promised, gain = length + 1, promise, tokens / steps
-        requests = list(zip(own, chances, strict=False))
-        drafts = {request: (number, min(best, len(each))) for request, each in requests}
-        expected = {request: sum(each[:best]) for request, each in requests}
-        return Plan(number, drafts, expected, gain)
+                lengths = {
+                    request: min(length, len(each))
+                    for request, each in zip(own, chances, strict=False)
+                }
+                best, promised = Plan(number, lengths, tokens - 1, tokens / steps), promise
+        return best
 
     def _tried(
         self, plans: Sequence[Plan | None], chosen: Plan | None, worth: Sequence[Plan], size: int
@@ -242,14 +224,13 @@ class DraftPolicy:
             begins &= plan is chosen or plan not in worth
             if plan is None:
                 each.trial_left = 0
-            elif begins and not each.trial_left:
+            elif begins and not each.trial_left and self.clock.begin_experiment(self):
                 # Several in a row, unless drafts come and go with the text.
                 each.trial_left = 1 if each.is_cheap else TRIAL_STEPS
-            elif each.trial_left and each.cost(size).is_hopeless:
-                each.trial_left = 0
             if each.trial_left and plan is not None:
                 on_trial.append(plan)
         if not on_trial:
+            self.clock.end_experiment(self)
             return None
         tried = chosen if chosen is not None and chosen in on_trial else on_trial[0]
         self.accounts[tried.drafter].trial_left -= 1
@@ -265,19 +246,25 @@ class DraftPolicy:
 
     def learn(self, outcome: PolicyOutcome) -> None:
         """Learn from a step in which no prompt was computed."""
+        if self.clock.is_disturbed(self):
+            return
         size = outcome.size
         before = self.clock.plain_seconds(size)
         seconds = outcome.seconds - sum(outcome.looks.values())
-        if outcome.drafts or outcome.has_waited:
+        if outcome.drafter is not None:
             if before is not None:
-                self._learn_draft(outcome, seconds, before)
+                self._learn_draft(outcome.drafter, outcome, seconds, before)
+        elif outcome.has_waited:
+            steps = 1.0 if before is None else min(seconds / before, MOST_CHARGED)
+            for number in outcome.looks:
+                self.accounts[number].charge_look((steps - 1) / len(outcome.looks))
         elif not outcome.is_usual:
             pass
         elif self.clock.is_settled:
             self.clock.add_plain(size, seconds)
             self._note_news(size)
         elif self.clock.add_plain(size, seconds):
-            self._settle(before, self.clock.plain_seconds(size) or seconds)
+            self._settle(self.clock.plain_seconds(size) or seconds)
             self._note_news(size)
         elif before is not None:
             self._count(1.0, min(seconds / before, MOST_CHARGED))
@@ -303,37 +290,28 @@ class DraftPolicy:
             least, most = min(least, now), max(most, now)
         self._range[size] = least, most
 
-    def _settle(self, before: float | None, now: float) -> None:
-        """Note that plain steps were measured: `before` and `now` are their seconds."""
+    def _settle(self, now: float) -> None:
+        """Note that plain steps were measured: they take `now` seconds."""
         since = [seconds / now for seconds in self.clock.since]
-        if before is not None:
-            for each in self.accounts:
-                each.rescale(now / before)
         self._rest = (len(since), sum(since))
         self._is_resting = False
         self._num_steps, self._tokens, self._time = 0, 0.0, 0.0
 
-    def _learn_draft(self, outcome: PolicyOutcome, seconds: float, plain: float) -> None:
-        tokens, steps = outcome.num_tokens / outcome.size, seconds / plain
-        if not outcome.drafts:
-            asked, steps = list(outcome.looks), min(steps, MOST_CHARGED)
-            for number in asked:
-                self.accounts[number].charge_look((steps - 1) / len(asked))
-            return
-        for number, drafts in outcome.drafts.items():
-            self.accounts[number].acceptance.add(drafts)
-        own = self.accounts[max(outcome.drafts)]
+    def _learn_draft(
+        self, number: int, outcome: PolicyOutcome, seconds: float, plain: float
+    ) -> None:
+        account, model = self.accounts[number], self.clock.model(outcome.size)
+        account.acceptance.add(outcome.drafts)
         self.clock.unsettle()
         if not outcome.is_usual:
             return
-        num_drafted = sum(each.num_drafted for own in outcome.drafts.values() for each in own)
-        cost, length = own.cost(outcome.size), num_drafted / outcome.size
-        cost.add(length, steps)
-        self._count(tokens, steps)
-        own.book(Owed(tokens, length, self._rate), cost)
-        if cost.is_doubtful:
-            self.clock.doubt()
-            self._is_resting = True
+        tokens = outcome.num_tokens / outcome.size
+        length = sum(draft.num_drafted for draft in outcome.drafts) / outcome.size
+        model.add_drafts(number, length, seconds)
+        self._count(tokens, seconds / plain)
+        line = model.line(number) if model.is_known(number) else None
+        account.book(Owed(tokens, length, self._rate), line)
+        self._is_resting = model.is_doubtful
 
     def _count(self, tokens: float, plain_steps: float) -> None:
         self._num_steps += 1

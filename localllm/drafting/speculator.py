@@ -42,11 +42,12 @@ class Proposer(NamedTuple):
 class PlannedStep:
     """What the speculator remembers of a step until it has been computed.
 
-    `matches`: of each draft the number of tokens before it that matched; for the rest see
-    PolicyOutcome.
+    `drafter`: whose the drafts are, but those that grammars force, and `matches`: of each of these
+    the number of tokens before it that matched; for the rest see PolicyOutcome.
     """
 
     size: int
+    drafter: int | None = None
     matches: Mapping[Request, int] = field(default_factory=dict)
     looks: Mapping[int, float] = field(default_factory=dict)
     has_waited: bool = False
@@ -74,12 +75,13 @@ class Speculator:
         clock: StepClock | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`proposers`: from the cheapest to the dearest; `clock`: measures steps; `now`: tells how
-        long looks for drafts take.
+        """`proposers`: from the cheapest to the dearest; `clock`: measures steps, with as many
+        drafters; `now`: tells how long looks for drafts take.
         """
         self._proposers, self._max_draft, self._now = tuple(proposers), max_draft, now
         self._drafters = [each.drafter for each in self._proposers]
-        self._policy = DraftPolicy([each.is_cheap for each in self._drafters], clock or StepClock())
+        are_cheap = [each.is_cheap for each in self._drafters]
+        self._policy = DraftPolicy(are_cheap, clock or StepClock(len(are_cheap)))
         # The numbers of the drafters that see hidden states, and the places of theirs among all.
         self._seeing, first = list[tuple[int, int, int]](), 0
         for number, drafter in enumerate(self._drafters):
@@ -89,9 +91,8 @@ class Speculator:
             first = end
         # Of each request that runs, the counts of drafted and accepted tokens by drafter.
         self._counts: dict[Request, dict[str, tuple[int, int]]] = {}
-        # The newest step, None if there is nothing to learn from it, and whose its drafts are.
+        # The newest step; None if there is nothing to learn from it.
         self._newest: PlannedStep | None = None
-        self._by: dict[Request, int] = {}
         self._has_waited = False
         # The steps that are left in which nobody is asked, and those that have passed like that.
         self._nap = self._slept = 0
@@ -122,7 +123,7 @@ class Speculator:
         """
         other = copy(self)
         other._drafters = [drafter.renewed() for drafter in self._drafters]
-        other._counts, other._by, other._newest, other._last = {}, {}, None, None
+        other._counts, other._newest, other._last = {}, None, None
         return other
 
     def parts(self) -> dict[str, "Speculator"]:
@@ -143,7 +144,7 @@ class Speculator:
         """Drafts for the next step; None if it should wait for the ids of the one before, which
         `is_ahead` says are not there yet.
         """
-        self._by, self._newest = {}, None
+        self._newest = None
         follows_grammars = any(request.matcher is not None for request in running)
         last = running[-1] if running else None
         if self._nap and last is self._last and not follows_grammars:
@@ -171,18 +172,14 @@ class Speculator:
         return forced
 
     def fill(self, batch: ScheduledBatch) -> PlannedStep | None:
-        """Put ids into drafts that were proposed without them, and a name to each draft. Returns
-        what `learn` needs to know of the step; None if there is nothing to learn from it.
+        """Put ids into drafts that were proposed without them. Returns what `learn` needs to know
+        of the step; None if there is nothing to learn from it.
         """
-        if self._newest is None:
-            return None
-        for i, entry in enumerate(batch.requests if self._by else ()):
-            if entry.draft and entry.request in self._by:
-                batch.requests[i] = entry._replace(proposer=self._by[entry.request])
-        for number, drafter in enumerate(self._drafters):
-            own = [request for request, by in self._by.items() if by == number]
-            drafter.complete(batch, own)
-        return self._newest
+        step = self._newest
+        if step is not None:
+            for number, drafter in enumerate(self._drafters):
+                drafter.complete(batch, [*step.matches] if number == step.drafter else [])
+        return step
 
     def beside(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Let the drafters see a step's hidden states, those of all `taps`, and prepare for later
@@ -211,21 +208,22 @@ class Speculator:
         began_s = self._now()
         decoding = [entry for entry in batch.requests if entry.catches_up]
         num_rows = sum(entry.known_end - entry.start for entry in batch.requests)
-        drafts: dict[int, list[Draft]] = {}
+        drafts = list[Draft]()
         for entry, tokens in zip(decoding, sampled, strict=True):
             # Of one that was aborted nothing is remembered.
             if not entry.draft or entry.request not in self._counts:
                 continue
-            self._count(entry, len(tokens) - 1)
-            if entry.proposer is not None:
-                match = planned.matches.get(entry.request, 0)
-                draft = Draft(entry.request, match, len(entry.draft), len(tokens) - 1)
-                drafts.setdefault(entry.proposer, []).append(draft)
+            match = planned.matches.get(entry.request)
+            by = None if match is None else planned.drafter
+            self._count(entry, by, len(tokens) - 1)
+            if match is not None:
+                drafts.append(Draft(entry.request, match, len(entry.draft), len(tokens) - 1))
         self._policy.learn(
             PolicyOutcome(
                 size=len(decoding),
                 num_tokens=sum(map(len, sampled)),
                 seconds=seconds,
+                drafter=planned.drafter if drafts else None,
                 drafts=drafts,
                 looks=planned.looks,
                 has_waited=planned.has_waited,
@@ -270,32 +268,30 @@ class Speculator:
             began_s += looks[number]
         most = MAX_DRAFTED_TOKENS - sum(map(len, forced.values()))
         plan = self._policy.plan(step.size, proposals, most, is_measured=step.is_usual)
-        drafts = {} if plan is None else self._ready(plan, proposals)
-        step.matches = {
-            request: proposals[self._by[request]][request].match_length for request in drafts
-        }
+        drafts: Mapping[Request, Sequence[int]] = {}
+        if plan is not None:
+            own = proposals[plan.drafter]
+            step.drafter, drafts = plan.drafter, self._ready(plan, own)
+            step.matches = {request: own[request].match_length for request in drafts}
         looks[asked[0]] += self._now() - began_s
         step.looks = looks
         return drafts
 
     def _ready(
-        self, plan: Plan, proposals: Mapping[int, Mapping[Request, Proposal]]
+        self, plan: Plan, proposals: Mapping[Request, Proposal]
     ) -> Mapping[Request, Sequence[int]]:
-        """The planned drafts of requests that their drafters are ready for; the others are got
-        ready, and a trial waits for all of them.
+        """The planned drafts of requests that their drafter is ready for; the others are got ready,
+        and a trial waits for all of them.
         """
-        drafts, is_ready = dict[Request, Sequence[int]](), True
-        for request, (number, count) in plan.drafts.items():
-            proposal = proposals[number][request]
-            if proposal.is_ready:
-                self._by[request] = number
-                drafts[request] = proposal.token_ids[:count]
+        drafts = dict[Request, Sequence[int]]()
+        for request, count in plan.lengths.items():
+            if proposals[request].is_ready:
+                drafts[request] = proposals[request].token_ids[:count]
             else:
-                self._drafters[number].prepare(request, is_trial=plan.is_trial)
-                is_ready = False
-        if plan.is_trial and not is_ready:
+                self._drafters[plan.drafter].prepare(request, is_trial=plan.is_trial)
+        if plan.is_trial and len(drafts) < len(plan.lengths):
             self._policy.accounts[plan.drafter].trial_left += 1
-            self._by, drafts = {}, {}
+            return {}
         return drafts
 
     def _possible_nap(self, size: int) -> int:
@@ -306,9 +302,11 @@ class Speculator:
         idle = min(self._policy.idle_steps(size), *(each - _SEEN_STEPS for each in seen), _NAP)
         return max(0, idle - 1)
 
-    def _count(self, entry: ScheduledRequest, num_accepted: int) -> None:
-        """Count a draft and what was accepted of it; not what is behind the end of an answer."""
-        by, counts = entry.proposer, self._counts[entry.request]
+    def _count(self, entry: ScheduledRequest, by: int | None, num_accepted: int) -> None:
+        """Count a draft and what was accepted of it; not what is behind the end of an answer.
+        `by`: the drafter; None if a grammar forced it.
+        """
+        counts = self._counts[entry.request]
         name = _GRAMMAR if by is None else self._proposers[by].name
         in_answer = min(num_accepted, len(entry.request.token_ids) - entry.known_end)
         drafted, accepted = counts.get(name, (0, 0))

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from localllm.drafting.five_calls import AnySpeculator
-from localllm.drafting.speculator import StepOutcome
+from localllm.drafting.speculator import Speculator, StepOutcome
 from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
@@ -42,7 +41,7 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         limits: EngineLimits,
-        speculator: AnySpeculator | None = None,
+        speculator: Speculator | None = None,
         prefix_disk: PrefixDisk | None = None,
         pacer: Pacer | None = None,
         pooler: Pooler | None = None,
@@ -70,7 +69,7 @@ class Engine:
         self,
         *,
         scheduler: Scheduler | None = None,
-        speculator: AnySpeculator | None = None,
+        speculator: Speculator | None = None,
         wrap: Callable[[Runner], Runner] = lambda runner: runner,
         pacer: Pacer | None = None,
     ) -> "Engine":

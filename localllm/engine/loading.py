@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from localllm.drafting.five_calls import with_older_policy
+from localllm.drafting.speculator import Speculator
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_decoder import LoadedDecoder, load_decoder
@@ -20,6 +20,7 @@ from localllm.operators.cpu_products import products_ignore_threads
 from localllm.operators.listener import LOGGED, Listener
 from localllm.schedule.pacing import Pacer
 from localllm.schedule.request_check import EngineLimits
+from localllm.schedule.step_clock import StepClock
 
 
 def load_engine(
@@ -60,16 +61,13 @@ def build_engine(
     )
     threads = choose_threads(config.threads)
     is_fixed = threads.is_fixed or not products_ignore_threads(loaded.dtype)
-    count = ThreadCount(threads.most, is_fixed=is_fixed)
     proposers = proposers_for(loaded, kv_cache, config, scheduling, draft)
-    speculator = None
-    if proposers:
-        most, longest = config.speculation.max_draft, config.speculation.max_match
-        budget = scheduling.max_num_batched_tokens
-        speculator = with_older_policy(proposers, most, longest, budget)
+    clock, most = StepClock(len(proposers)), config.speculation.max_draft
+    count = ThreadCount(threads.most, clock, is_fixed=is_fixed)
+    speculator = Speculator(proposers, most, clock) if proposers else None
     pooler = Pooler(loaded.model) if config.pools else None
     taps = [*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ())]
     runner = make_runner(loaded, kv_cache, scheduling, plan.max_model_len, count, taps=taps)
     scheduler, disk = make_scheduler(loaded, config, scheduling, kv_cache)
     scorer = PromptScorer(loaded.model)
-    return Engine(runner, scheduler, limits, speculator, disk, Pacer(), pooler, scorer)
+    return Engine(runner, scheduler, limits, speculator, disk, Pacer(clock), pooler, scorer)

@@ -9,6 +9,8 @@ one step in a hundred. Only times are compared; no result depends on the number 
 from dataclasses import dataclass, field
 from math import log2
 
+from localllm.schedule.step_clock import StepClock
+
 # Steps in a trial; it ends sooner once it cannot win any more.
 _TRIAL = 4
 # Times relative to those at the current number: a trial is adopted if it takes less than _GAIN; it
@@ -80,7 +82,11 @@ class ThreadCount:
     or always `most` if `is_fixed`.
     """
 
-    def __init__(self, most: int, *, is_fixed: bool = False) -> None:
+    def __init__(
+        self, most: int, clock: StepClock | None = None, *, is_fixed: bool = False
+    ) -> None:
+        """`clock`: says whether it may try other numbers."""
+        self._clock = clock or StepClock()
         self._numbers = [most] if is_fixed else _numbers(most)
         self._at = len(self._numbers) - 1
         self._times: dict[tuple[int, int], _Times] = {}
@@ -104,7 +110,9 @@ class ThreadCount:
         if len(self._numbers) == 1:
             return
         size = _size(num_rows)
-        if self._trial is None:
+        if self._clock.is_disturbed(self):
+            pass
+        elif self._trial is None:
             self._note(self._at, size, seconds)
             self._consider(size)
         else:
@@ -122,12 +130,20 @@ class ThreadCount:
             self._up.left -= 1
             if self._up.left <= 0:
                 top = len(self._numbers) - 1
-                self._trial = _Trial((self._at + top + 1) // 2 if self._leaps else self._at + 1)
+                self._begin((self._at + top + 1) // 2 if self._leaps else self._at + 1)
                 return
         if self._at > 0:
             self._down.left -= 1
             if self._down.left <= 0:
-                self._trial = _Trial(self._at // 2 if self._leaps else self._at - 1)
+                self._begin(self._at // 2 if self._leaps else self._at - 1)
+
+    def _begin(self, at: int) -> None:
+        self._clock.begin_experiment(self)
+        self._trial = _Trial(at)
+
+    def _end(self) -> None:
+        self._clock.end_experiment(self)
+        self._trial = None
 
     def _try(self, trial: _Trial, size: int, seconds: float) -> None:
         trial.num_steps += 1
@@ -148,7 +164,8 @@ class ThreadCount:
     def _adopt(self, trial: _Trial, size: int, seconds: float) -> None:
         """Keep the tried number; its older measurements are dropped."""
         is_fewer = trial.at < self._at
-        self._at, self._trial = trial.at, None
+        self._at = trial.at
+        self._end()
         for key in [key for key in self._times if key[0] == self._at]:
             del self._times[key]
         self._note(self._at, size, seconds)
@@ -159,7 +176,7 @@ class ThreadCount:
             self._down.grow()
 
     def _reject(self, trial: _Trial) -> None:
-        self._trial = None
+        self._end()
         pause = self._up if trial.at > self._at else self._down
         is_level = sum(trial.ratios) < _LOSS * len(trial.ratios)
         if is_level and not self._leaps:

@@ -12,6 +12,8 @@ many times sooner than a small part in every step.
 
 from math import inf
 
+from localllm.schedule.step_clock import StepClock
+
 # The smallest part of a prompt; products of fewer rows cost nearly as much. More than _CAPTURED.
 MIN_PART = 24
 # Steps with at most this many tokens per request are captured graphs on a GPU, and their times say
@@ -79,7 +81,9 @@ class PartCost:
 class Pacer:
     """Records the times of steps, and decides how many prompt tokens the next one may contain."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: StepClock | None = None) -> None:
+        """`clock`: says whether what steps take is of others' making."""
+        self._clock = clock or StepClock()
         self._plain_s: float | None = None
         self._cost = PartCost()
         # Seconds that prefill may take and has not taken yet; below zero: taken in advance.
@@ -109,12 +113,15 @@ class Pacer:
     def book(self, num_prompt_tokens: int, seconds: float) -> None:
         """Record that a step with decoding requests and `num_prompt_tokens` took `seconds`.
 
-        Estimates from few steps may be far off, so credit is limited to the share of two steps, and
-        debt to that or the time of the longest part.
+        Nothing is learned while others experiment. Estimates from few steps may be far off, so
+        credit is limited to the share of two steps, and debt to that or the time of the longest
+        part.
         """
+        learns = not self._clock.is_disturbed(self)
         if num_prompt_tokens == 0:
             self._num_mixed = 0
-            self._plain_s = _mean(self._plain_s, seconds)
+            if learns or self._plain_s is None:
+                self._plain_s = _mean(self._plain_s, seconds)
             self._credit_s += _SHARE * self._plain_s
         else:
             self._num_mixed += 1
@@ -123,7 +130,8 @@ class Pacer:
             self._credit_s += _SHARE * plain - taken
             # A prompt token never costs more than a decode step; if it seems to, kernels were
             # compiled, for example.
-            self._cost.add(num_prompt_tokens, min(taken, plain * num_prompt_tokens))
+            if learns:
+                self._cost.add(num_prompt_tokens, min(taken, plain * num_prompt_tokens))
         two_steps = 2 * _SHARE * (self._plain_s or 0.0)
         smallest = self._cost.seconds(MIN_PART)
         longest = max(_LONGEST_PART_S, two_steps, smallest)

@@ -61,8 +61,7 @@ class ScheduledRequest(NamedTuple):
     there is no draft. `stands`: where the states of recurrences stand, see StateSlots; with
     `keeps_state` they are left there. `num_skipped`: blocks at the front of its tables that are not
     seen; the model's positions begin behind them. `num_seen`: where the tokens have no entries in
-    the cache, how many they see there; they stand behind these. `proposer`: whose the draft is, by
-    number, None for what a grammar forces.
+    the cache, how many they see there; they stand behind these.
     """
 
     request: Request
@@ -74,7 +73,6 @@ class ScheduledRequest(NamedTuple):
     keeps_state: bool = False
     num_skipped: int = 0
     num_seen: int | None = None
-    proposer: int | None = None
 
     @property
     def end(self) -> int:

@@ -1,16 +1,18 @@
 """What drafts gain where the machine's speed changes from second to second.
 
     python tools/bench/drafts_in_turns.py [--script "own words, sampled"] [--drafters head]
-        [--policies account] [--batch 16] [-n 100] [-p 300] [-r 20] [--temperature 0.7]
-        [--spec auto+draft:pocket-draft] [--text BOOK ...] [--cpu-time]
+        [--batch 16] [-n 100] [-p 300] [-r 20] [--temperature 0.7]
+        [--spec auto+draft:pocket-draft] [--text BOOK ...] [--lives 6] [--cpu-time]
 
-`localllm bench --spec` lets one run follow the other. Here engines that draft, one for each policy,
-and one that does not take turns of eight steps, so that all see the same spells of the machine, and
+`localllm bench --spec` lets one run follow the other. Here an engine that drafts and one that does
+not take turns of eight steps, so that all see the same spells of the machine, and
 each one's steps are timed. Runs of the same engine against itself (`--drafters none`) then give
-1.00 within 0.02, where whole runs gave 0.86 to 1.20. The interval holds 95 of 100 samples of the
-pairs, drawn again (Efron 1979, "Bootstrap methods"). `--cpu-time`: times are the CPU's of one
-thread, for a machine on which many processes wait for each other; the policies see these, too. For
-the built-in model, on a CPU, where steps do not overlap.
+1.00 within 0.02, where whole runs gave 0.86 to 1.20. What a policy learns first decides much of
+what it does later: so it begins anew `--lives` times, each with `-r` runs. The interval holds 95 of
+100 samples of the lives, drawn again, or of the runs of a single one (Efron 1979, "Bootstrap
+methods"). `--cpu-time`: times are the CPU's of one thread, for a machine on which many processes
+wait for each other; the policies see these, too. For the built-in model, on a CPU, where steps do
+not overlap.
 """
 
 import argparse
@@ -23,7 +25,6 @@ from pathlib import Path
 
 from localllm.bench.speculation import Script, begin_script, make_scripts
 from localllm.bench.subject import Subject, open_subject
-from localllm.drafting.five_calls import AnySpeculator, with_older_policy
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.drafting.speculator import Proposer, Speculator
 from localllm.engine.config import EngineConfig
@@ -50,25 +51,22 @@ def run_in_turns(engines: Sequence[Engine]) -> list[float]:
     return seconds
 
 
-def new_speculator(policy: str, proposers: Sequence[Proposer], budget: int) -> AnySpeculator | None:
-    """One that knows nothing yet; None for the policy "none". `budget`: of tokens of a step."""
+def new_speculator(proposers: Sequence[Proposer]) -> Speculator | None:
+    """One that knows nothing yet; None if nobody drafts."""
     own = [each._replace(drafter=each.drafter.renewed()) for each in proposers]
-    most = _SPECULATION.max_draft
-    if not own or policy == "none":
-        return None
-    if policy == "older":
-        return with_older_policy(own, most, _SPECULATION.max_match, budget)
-    return Speculator(own, most)
+    return Speculator(own, _SPECULATION.max_draft) if own else None
 
 
 def measure(
     subject: Subject,
     script: Script,
-    speculators: Sequence[AnySpeculator | None],
+    speculator: Speculator | None,
     args: argparse.Namespace,
 ) -> list[list[float]]:
-    """The seconds of each speculator, of each run but the first, which measures step times."""
-    own, found, known = subject.engine.scheduler, list[list[float]](), list(speculators)
+    """The seconds without drafts and with them, of each run but the first, which measures step
+    times.
+    """
+    own, found, known = subject.engine.scheduler, list[list[float]](), [None, speculator]
     for number in range(args.repeats + 1):
         order = list(range(len(known)))
         random.Random(number).shuffle(order)
@@ -87,11 +85,16 @@ def measure(
     return found
 
 
-def interval(runs: Sequence[Sequence[float]], at: int, against: int) -> str:
-    """How many times as fast one is as another."""
+def totals(runs: Sequence[Sequence[float]]) -> list[float]:
+    """The seconds of each engine in all runs."""
+    return [sum(each) for each in zip(*runs, strict=True)]
+
+
+def interval(runs: Sequence[Sequence[float]]) -> str:
+    """How many times as fast it is with drafts."""
 
     def ratio(some: Sequence[Sequence[float]]) -> float:
-        return sum(each[against] for each in some) / sum(each[at] for each in some)
+        return sum(plain for plain, _ in some) / sum(drafting for _, drafting in some)
 
     rng = random.Random(0)
     found = sorted(ratio(rng.choices(runs, k=len(runs))) for _ in range(_SAMPLES))
@@ -105,11 +108,11 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--script", dest="scripts", action="append", default=[])
     parser.add_argument("--drafters", action="append", default=[], help="none, or as bench names")
     parser.add_argument("--spec", default="auto", help="who drafts, as --spec of the program")
-    parser.add_argument("--policies", default="older", help="older, account, or both")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("-n", dest="num_tokens", type=int, default=100)
     parser.add_argument("-p", dest="num_prompt", type=int, default=300)
     parser.add_argument("-r", dest="repeats", type=int, default=20)
+    parser.add_argument("--lives", type=int, default=1)
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--text", dest="texts", type=Path, action="append", default=[])
     parser.add_argument("--cpu-time", action="store_true")
@@ -117,15 +120,14 @@ def flags() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Print what each policy gives for each script and each group of drafters."""
+    """Print what each group of drafters gives for each script."""
     args = flags()
     if args.cpu_time:
         time.perf_counter = time.process_time
-    policies = ["none", *(["older", "account"] if args.policies == "both" else [args.policies])]
     longest = args.num_prompt + args.num_tokens + 1
     config = EngineConfig(
         max_num_seqs=args.batch,
-        kv_cache_tokens=len(policies) * args.batch * (longest + 64) + 8192,
+        kv_cache_tokens=2 * args.batch * (longest + 64) + 8192,
         threads=1 if args.cpu_time else None,
         speculation=replace(_SPECULATION, drafter=args.spec),
     )
@@ -136,20 +138,19 @@ def main() -> int:
     all_of_them = list(subject.speculator.proposers)
     groups = {each.name: [each] for each in all_of_them}
     groups |= {"together": all_of_them, "none": []}
-    budget = subject.engine.scheduler.config.max_num_batched_tokens
     wanted = args.scripts or ["own words, sampled"]
     for script in [each for each in scripts if each.name in wanted]:
         if args.temperature is not None and script.params.temperature:
             params = replace(script.params, temperature=args.temperature)
             script = replace(script, params=params)
         for name in args.drafters or ["head"]:
-            speculators = [new_speculator(policy, groups[name], budget) for policy in policies]
-            runs = measure(subject, script, speculators, args)
-            line = f"{script.name}, {name}, batch {args.batch}:"
-            for at, policy in enumerate(policies[1:], start=1):
-                line += f" {policy} {interval(runs, at, 0)}"
-            if len(policies) == 3:
-                line += f"; account against older {interval(runs, 2, 1)}"
+            lives = [
+                measure(subject, script, new_speculator(groups[name]), args)
+                for _ in range(args.lives)
+            ]
+            # Of each run, or of each life, the seconds of both.
+            runs = lives[0] if args.lives == 1 else [totals(life) for life in lives]
+            line = f"{script.name}, {name}, batch {args.batch}: {interval(runs)}"
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     return 0
