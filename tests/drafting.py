@@ -36,10 +36,10 @@ class EagerPolicy(DraftPolicy):
         for account in self.accounts:
             account.is_used = True  # so that its drafter sees all hidden states
 
-    def asked(self, size: int, *, is_measured: bool = True) -> list[int]:
+    def asked(self, *, is_measured: bool = True) -> list[int]:
         return list(range(len(self.accounts))) if self.is_asking else []
 
-    def idle_steps(self, size: int) -> int:
+    def idle_steps(self) -> int:
         return 0
 
     def plan(

@@ -105,15 +105,15 @@ class DraftPolicy:
         for each in self.accounts:
             each.pass_steps(count)
 
-    def idle_steps(self, size: int) -> int:
+    def idle_steps(self) -> int:
         """For how many steps there is nothing to measure and nobody to ask, if nothing happens."""
-        if not self.clock.is_settled or self.clock.plain_seconds(size) is None:
+        if not self.clock.is_settled or self.clock.plain_seconds is None:
             return 0
         return min(each.steps_to_ask for each in self.accounts)
 
-    def asked(self, size: int, *, is_measured: bool = True) -> list[int]:
+    def asked(self, *, is_measured: bool = True) -> list[int]:
         """The drafters whose proposals `plan` needs."""
-        if self._is_resting or self.clock.plain_seconds(size) is None:
+        if self._is_resting or self.clock.plain_seconds is None:
             return []
         if not is_measured:
             return [number for number, each in enumerate(self.accounts) if each.is_used]
@@ -186,7 +186,7 @@ class DraftPolicy:
         account = self.accounts[number]
         if not own:
             return None
-        fixed, marginal = self.clock.model(size).line(number)
+        fixed, marginal = self.clock.model.line(number)
         is_sure = account.balance <= 0 and not account.trial_left
         least = marginal if account.is_used else max(marginal, GUESSED_COST)
         chances = list[list[float]]()
@@ -249,7 +249,7 @@ class DraftPolicy:
         if self.clock.is_disturbed(self):
             return
         size = outcome.size
-        before = self.clock.plain_seconds(size)
+        before = self.clock.plain_seconds
         seconds = outcome.seconds - sum(outcome.looks.values())
         if outcome.drafter is not None:
             if before is not None:
@@ -264,17 +264,17 @@ class DraftPolicy:
             self.clock.add_plain(size, seconds)
             self._note_news(size)
         elif self.clock.add_plain(size, seconds):
-            self._settle(self.clock.plain_seconds(size) or seconds)
+            self._settle(self.clock.model.plain_seconds / size)
             self._note_news(size)
         elif before is not None:
             self._count(1.0, min(seconds / before, MOST_CHARGED))
         if before is not None:
             for number, look_s in outcome.looks.items():
-                self.charge(number, outcome.size, look_s)
+                self.charge(number, look_s)
 
-    def charge(self, number: int, size: int, seconds: float) -> None:
+    def charge(self, number: int, seconds: float) -> None:
         """Take what was done for a drafter out of its account."""
-        plain = self.clock.plain_seconds(size)
+        plain = self.clock.plain_seconds
         if plain is not None:
             self.accounts[number].charge_look(min(seconds / plain, MOST_CHARGED))
 
@@ -282,7 +282,7 @@ class DraftPolicy:
         """Refill accounts once plain steps take what they never took before: what was lost was lost
         on another machine, as it were.
         """
-        now = self.clock.plain_seconds(size) or 0.0
+        now = self.clock.plain_seconds or 0.0
         least, most = self._range.get(size, (now, now))
         if not FAST * least <= now <= most / FAST:
             for each in self.accounts:
@@ -291,7 +291,7 @@ class DraftPolicy:
         self._range[size] = least, most
 
     def _settle(self, now: float) -> None:
-        """Note that plain steps were measured: they take `now` seconds."""
+        """Note that plain steps were measured: they take `now` seconds for each request."""
         since = [seconds / now for seconds in self.clock.since]
         self._rest = (len(since), sum(since))
         self._is_resting = False
@@ -300,14 +300,14 @@ class DraftPolicy:
     def _learn_draft(
         self, number: int, outcome: PolicyOutcome, seconds: float, plain: float
     ) -> None:
-        account, model = self.accounts[number], self.clock.model(outcome.size)
+        account, model = self.accounts[number], self.clock.model
         account.acceptance.add(outcome.drafts)
         self.clock.unsettle()
         if not outcome.is_usual:
             return
         tokens = outcome.num_tokens / outcome.size
         length = sum(draft.num_drafted for draft in outcome.drafts) / outcome.size
-        model.add_drafts(number, length, seconds)
+        model.add_drafts(outcome.size, number, length, seconds)
         self._count(tokens, seconds / plain)
         line = model.line(number) if model.is_known(number) else None
         account.book(Owed(tokens, length, self._rate), line)

@@ -154,7 +154,7 @@ class Speculator:
         forced = find_forced(running, self._max_draft) if follows_grammars else {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
         size, is_measured = missing.count(1), not forced and set(missing) == {1}
-        asked = self._policy.asked(size, is_measured=is_measured)
+        asked = self._policy.asked(is_measured=is_measured)
         if is_ahead:
             self._has_waited = bool(asked)
             if asked:
@@ -168,7 +168,7 @@ class Speculator:
         if asked:
             return {**self._look(self._newest, running, asked, forced), **forced}
         if not forced:
-            self._nap = self._possible_nap(size)
+            self._nap = self._possible_nap()
         return forced
 
     def fill(self, batch: ScheduledBatch) -> PlannedStep | None:
@@ -233,7 +233,7 @@ class Speculator:
         # The time of learning counts as the next step's; where that has no drafts, it is theirs.
         for number in () if drafts else planned.looks:
             seconds = (self._now() - began_s) / len(planned.looks)
-            self._policy.charge(number, planned.size, seconds)
+            self._policy.charge(number, seconds)
 
     def forget(self, request: Request) -> tuple[DraftCount, ...]:
         """Drop a request that has ended; returns its drafts, of each who proposed any."""
@@ -294,12 +294,12 @@ class Speculator:
             return {}
         return drafts
 
-    def _possible_nap(self, size: int) -> int:
+    def _possible_nap(self) -> int:
         """For how many steps from the next one there is nothing to do, to see, or to measure."""
         if any(drafter.has_work for drafter in self._drafters):
             return 0
         seen = (self._policy.accounts[number].steps_to_ask for number, _, _ in self._seeing)
-        idle = min(self._policy.idle_steps(size), *(each - _SEEN_STEPS for each in seen), _NAP)
+        idle = min(self._policy.idle_steps(), *(each - _SEEN_STEPS for each in seen), _NAP)
         return max(0, idle - 1)
 
     def _count(self, entry: ScheduledRequest, by: int | None, num_accepted: int) -> None:

@@ -18,46 +18,36 @@ SETTLED = 0.98
 
 
 class StepClock:
-    """What steps take, by how many requests decode.
+    """What steps take.
 
-    `since`: the plain steps since the last one of another kind, until they have settled.
+    `since`: of the plain steps since the last one of another kind, until they have settled, the
+    seconds for each request.
     """
 
     def __init__(self, num_drafters: int = 0) -> None:
-        self._num_drafters = num_drafters
+        self.model = StepModel(num_drafters)
         self._experimenter: object | None = None
-        self._models: dict[int, StepModel] = {}
-        self._size, self.since, self.is_settled = 0, list[float](), False
+        self.since, self.is_settled = list[float](), False
 
-    def model(self, size: int) -> StepModel:
-        """For so many requests; a new one begins like that of the nearest size."""
-        if size not in self._models:
-            nearest = min(self._models, key=lambda each: abs(each - size), default=size)
-            self._models[size] = StepModel(self._num_drafters, self._models.get(nearest))
-        return self._models[size]
-
-    def plain_seconds(self, size: int) -> float | None:
-        """None if nothing was measured."""
-        model = self.model(size)
-        return model.plain_seconds if model.is_measured else None
+    @property
+    def plain_seconds(self) -> float | None:
+        """Of a plain step; None if nothing was measured."""
+        return self.model.plain_seconds if self.model.is_measured else None
 
     def add_plain(self, size: int, seconds: float) -> bool:
-        """Record a plain step; returns whether it has shown that they have settled."""
-        model = self.model(size)
+        """Record a plain step of so many requests; returns whether it has shown that they have
+        settled.
+        """
         if self.is_settled:
-            model.add_plain(seconds, is_settled=True)
+            self.model.add_plain(size, seconds, is_settled=True)
             return False
-        if size != self._size:
-            self._size, self.since = size, []
-        self.since.append(seconds)
-        if not model.is_measured:
-            model.add_plain(seconds, is_settled=False)
+        self.since.append(seconds / size)
         last, before = self.since[-SETTLE_STEPS:], self.since[-2 * SETTLE_STEPS : -SETTLE_STEPS]
-        if len(before) < SETTLE_STEPS or min(last) < SETTLED * min(before):
-            return False
-        model.add_plain(min(last), is_settled=True)
-        self.is_settled = True
-        return True
+        self.is_settled = len(before) == SETTLE_STEPS and min(last) >= SETTLED * min(before)
+        if self.is_settled:
+            seconds = min(last) * size
+        self.model.add_plain(size, seconds, is_settled=self.is_settled)
+        return self.is_settled
 
     def unsettle(self) -> None:
         """Note a step of another kind: the plain ones behind it are slow at first."""

@@ -5,18 +5,19 @@ A step in which some requests decode, with drafts of `length` tokens for each, t
     seconds = exp(v) * (1 + f + s * length)
 
 A plain step takes exp(v): the machine's speed, which wanders as its clock does and as others use
-it. f and s, the fixed and the marginal cost of verifying one drafter's drafts in plain steps,
-hardly change. So a step that took longer than was thought tells of the machine first; only a change
-from one kind of step to the other, or of the length, tells what drafts cost. Source: Kalman 1960,
-"A new approach to linear filtering and prediction problems".
+it, and changes with the number of requests. f and s, the fixed and the marginal cost of verifying
+one drafter's drafts in plain steps, hardly change. So a step that took longer than was thought
+tells of the machine first; only a change from one kind of step to the other, or of the length,
+tells what drafts cost. Source: Kalman 1960, "A new approach to linear filtering and prediction
+problems".
 """
 
-from math import exp, log, sqrt
+from math import exp, log, log2, sqrt
 from typing import NamedTuple
 
-# The standard deviations of a step's time, and of what v, f and s change by from step to step, in
-# terms of the time of a step.
-NOISE, SPEED_DRIFT, COST_DRIFT = 0.12, 0.04, 0.003
+# The standard deviations of a step's time, in terms of it, and of what v, f and s change by: from
+# step to step, and where twice or half as many requests decode.
+NOISE, STEP_DRIFT, SIZE_DRIFT = 0.12, (0.04, 0.003, 0.003), (0.5, 0.1, 0.1)
 # s of a drafter of which nothing was measured, and how far that may be off.
 GUESSED_COST = 0.25
 # A step that is off by more of its standard deviations tells nothing, unless others follow.
@@ -38,15 +39,14 @@ class Step(NamedTuple):
 
 
 class StepModel:
-    """Of one number of requests that decode: v, and f and s of each drafter.
+    """v, and f and s of each drafter.
 
     `plain_seconds`: of a plain step; `is_measured`: whether any was seen; `is_doubtful`: steps with
     drafts took much more or less than was thought, and it takes plain steps to tell whether drafts
     have changed or the machine has.
     """
 
-    def __init__(self, num_drafters: int, like: "StepModel | None" = None) -> None:
-        """`like`: of other requests, whose drafts cost about the same."""
+    def __init__(self, num_drafters: int) -> None:
         variances = [_UNKNOWN[0], *_UNKNOWN[1:] * num_drafters]
         self._mean = [0.0, *[0.0, GUESSED_COST] * num_drafters]
         self._covariances = [[0.0] * len(variances) for _ in variances]
@@ -54,11 +54,7 @@ class StepModel:
             self._covariances[at][at] = variance
         self._num_drafts = [0] * num_drafters
         self.plain_seconds, self.is_measured, self.is_doubtful = 1.0, False, False
-        if like is not None:
-            self._mean, self._num_drafts = like._mean[:], like._num_drafts[:]
-            self._covariances = [row[:] for row in like._covariances]
-            self._covariances[0][0] += _UNKNOWN[0]
-            self.plain_seconds, self.is_measured = like.plain_seconds, like.is_measured
+        self._size = 1
         # The first ones of the newest steps with drafts, and those that were surprises.
         self._first, self._aside = list[Step](), list[Step]()
         self._num_surprises = 0
@@ -72,8 +68,11 @@ class StepModel:
         """Whether it rests on more than the first steps, which are slow."""
         return self._num_drafts[drafter] >= SETTLE_STEPS
 
-    def add_plain(self, seconds: float, *, is_settled: bool) -> None:
-        """Learn from a plain step; `is_settled`: those behind it will hardly be faster."""
+    def add_plain(self, size: int, seconds: float, *, is_settled: bool) -> None:
+        """Learn from a plain step of so many requests; `is_settled`: those behind it will hardly be
+        faster.
+        """
+        self._resize(size)
         step = Step(seconds)
         if len(self._first) == SETTLE_STEPS:
             self._first.clear()
@@ -92,8 +91,9 @@ class StepModel:
                 self._num_surprises = 0
             self._update(step)
 
-    def add_drafts(self, drafter: int, length: float, seconds: float) -> None:
-        """Learn from a step with drafts of so many tokens of a request."""
+    def add_drafts(self, size: int, drafter: int, length: float, seconds: float) -> None:
+        """Learn from a step of so many requests with drafts of so many tokens for each."""
+        self._resize(size)
         step, was_known = Step(seconds, drafter, length), self.is_known(drafter)
         self._num_drafts[drafter] += 1
         if self._first and self._first[-1].drafter != drafter:
@@ -112,6 +112,11 @@ class StepModel:
         else:
             self._aside.clear()
             self._update(step)
+
+    def _resize(self, size: int) -> None:
+        if size != self._size:
+            self._drift(SIZE_DRIFT, log2(size / self._size))
+            self._size = size
 
     def _is_believed(self, step: Step) -> bool:
         """Whether a step is as it was thought, or enough in a row were not; counts these."""
@@ -141,12 +146,14 @@ class StepModel:
         """The seconds of a step in terms of what was thought."""
         return step.seconds / (self._expected(step)[0] * self.plain_seconds)
 
+    def _drift(self, deviations: tuple[float, ...], count: float) -> None:
+        """Be less sure of all."""
+        for at, row in enumerate(self._covariances):
+            row[at] += (count * deviations[at if at < 2 else 2 - at % 2]) ** 2
+
     def _update(self, step: Step) -> None:
-        ratio, drafter = self._ratio(step), step.drafter
-        self._covariances[0][0] += SPEED_DRIFT**2
-        places = () if drafter is None else (1 + 2 * drafter, 2 + 2 * drafter)
-        for at in places:
-            self._covariances[at][at] += COST_DRIFT**2
+        self._drift(STEP_DRIFT, 1.0)
+        ratio = self._ratio(step)
         steps, gains, variance = self._expected(step)
         # What the time is off by if the machine is slower, and if drafts cost more.
         slower, dearer = steps * log(ratio), steps * (ratio - 1)
@@ -155,8 +162,9 @@ class StepModel:
             row = self._covariances[at]
             for other, more in enumerate(gains):
                 row[other] -= gain * more / variance
-        for at in places:
-            self._keep_positive(at)
+        if step.drafter is not None:
+            self._keep_positive(1 + 2 * step.drafter)
+            self._keep_positive(2 + 2 * step.drafter)
         self.plain_seconds = exp(self._mean[0])
 
     def _expected(self, step: Step) -> tuple[float, list[float], float]:

@@ -208,7 +208,7 @@ RUNS: dict[str, tuple[Run, float]] = {
     # What is lost at most where nothing can be gained.
     "new text": (Run("new", 1, 400, FAIR), 0.997),
     "misleading text": (Run("misleading", 1, 400, FAIR), 1.46),
-    "misleading text, dear": (Run("misleading", 8, 400, DEAR), 0.986),
+    "misleading text, dear": (Run("misleading", 8, 400, DEAR), 0.983),
     "few tokens, a cliff": (Run("few tokens", 8, 400, CLIFF), 0.968),
     "copied text, dear": (Run("copied", 4, 400, DEAR), 0.934),
     "a useless head": (head(0.0, 1, FAIR), 0.99),
@@ -240,7 +240,7 @@ RUNS: dict[str, tuple[Run, float]] = {
     "a head, overlapping": (head(0.8, 1, FAIR, wait_s=2e-4), 2.03),
     # How soon it wakes, and what it is not misled by.
     "a head right only later": (head(0.9, 1, FAIR, 3000, first_right=1500), 1.46),
-    "drafts that become cheap": (head(0.9, 4, DEAR, 1500, then=FAIR, later=100), 2.29),
+    "drafts that become cheap": (head(0.9, 4, DEAR, 1500, then=FAIR, later=100), 1.95),
     "n-grams that become cheap": (Run("edited", 4, 1500, DEAR, then=FAIR, later=40), 1.63),
     "drafts that become dear": (head(0.9, 4, FAIR, 600, then=DEAR, later=100), 2.48),
     "edits that become dear": (Run("edited", 4, 600, FAIR, then=DEAR, later=60), 1.19),
@@ -259,7 +259,7 @@ RUNS: dict[str, tuple[Run, float]] = {
     "spikes": (head(0.7, 1, FAIR, 3000, traits=("spikes",)), 1.87),
     "a useless head, spells": (head(0.0, 1, FAIR, traits=("spells",)), 0.989),
     "a head, spells": (head(0.65, 1, Cost(0.3, 0.15), traits=("spells",)), 1.22),
-    "a head that is close, spells": (head(0.5, 1, Cost(0.3, 0.15), traits=("spells",)), 1.014),
+    "a head that is close, spells": (head(0.5, 1, Cost(0.3, 0.15), traits=("spells",)), 1.01),
     "edited text, spells": (Run("edited", 1, 1200, FAIR, traits=("spells",)), 2.86),
     "edited text, batch 16, spells": (Run("edited", 16, 250, FAIR, traits=("spells",)), 2.33),
     "all becomes slow for a while": (head(0.6, 1, FAIR, 2000, traits=("wanders",)), 1.7),
@@ -296,7 +296,7 @@ def test_nothing_is_learned_from_what_a_grammar_forces() -> None:
         request.token_ids += [7, 8, 9, 5]
         sampled = [[SampledToken(each) for each in (7, 8, 9, 5)]]
         speculator.learn(StepOutcome(batch, sampled, 9.0, planned))
-    assert speculator._policy.clock.plain_seconds(1) is None
+    assert speculator._policy.clock.plain_seconds is None
     assert speculator._policy.accounts[0].balance == pytest.approx(5 + 20 * 0.005)
     [count] = speculator.forget(request)
     assert (count.drafter, count.num_drafted, count.num_accepted) == ("grammar", 60, 60)
@@ -314,8 +314,7 @@ NEEDED = {
     "TRIAL_STEPS": (1, "another machine"),
     "FAST": (0.01, "another machine"),
     "NOISE": (0.4, "drafts that become dear"),
-    "SPEED_DRIFT": (0.2, "drafts that become dear"),
-    "COST_DRIFT": (0.0, "a head that is close, spells"),
+    "STEP_DRIFT": ((0.0, 0.0, 0.0), "all becomes slow for a while"),
     "GUESSED_COST": (0.0, "a useless head, dear, few tokens"),
     "SURPRISE": (30.0, "spikes"),
     "SETTLE_STEPS": (1, "spikes"),
@@ -325,7 +324,9 @@ NEEDED = {
 
 def test_no_constant_of_the_policy_lacks_a_machine_that_needs_it() -> None:
     names = {name for module in MODULES for name in vars(module) if name.isupper()}
-    assert {name for name in names if not name.startswith("_")} - {"TYPE_CHECKING"} == {*NEEDED}
+    public = {name for name in names if not name.startswith("_")} - {"TYPE_CHECKING"}
+    # In a simulated batch nobody ends before the others: see test_step_model.py.
+    assert public - {"SIZE_DRIFT"} == {*NEEDED}
 
 
 @pytest.mark.slow
