@@ -246,13 +246,15 @@ class DraftPolicy:
 
     def learn(self, outcome: PolicyOutcome) -> None:
         """Learn from a step in which no prompt was computed."""
-        if self.clock.is_disturbed(self):
-            return
-        size = outcome.size
-        before = self.clock.plain_seconds
+        size, before = outcome.size, self.clock.plain_seconds
         seconds = outcome.seconds - sum(outcome.looks.values())
         if outcome.drafter is not None:
-            if before is not None:
+            self.accounts[outcome.drafter].acceptance.add(outcome.drafts)
+            self.clock.unsettle()
+        if seconds <= 0 or self.clock.is_disturbed(self):
+            return  # its time tells nothing
+        if outcome.drafter is not None:
+            if before is not None and outcome.is_usual:
                 self._learn_draft(outcome.drafter, outcome, seconds, before)
         elif outcome.has_waited:
             steps = 1.0 if before is None else min(seconds / before, MOST_CHARGED)
@@ -301,10 +303,6 @@ class DraftPolicy:
         self, number: int, outcome: PolicyOutcome, seconds: float, plain: float
     ) -> None:
         account, model = self.accounts[number], self.clock.model
-        account.acceptance.add(outcome.drafts)
-        self.clock.unsettle()
-        if not outcome.is_usual:
-            return
         tokens = outcome.num_tokens / outcome.size
         length = sum(draft.num_drafted for draft in outcome.drafts) / outcome.size
         model.add_drafts(outcome.size, number, length, seconds)
