@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import EngineDownError, QueueFullError
-from localllm.errors import LocalLLMError, RequestError
+from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.hub.reranker_files import Reranker
@@ -24,7 +24,14 @@ from localllm.server.engines import AnswerStream, Engines
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.places import Places
-from localllm.server.refusals import Refusal, RefusedError, busy_key, invalid, refusal_of
+from localllm.server.refusals import (
+    Refusal,
+    RefusedError,
+    busy_key,
+    invalid,
+    refusal_of,
+    refusing,
+)
 from localllm.server.sending import (
     StreamedAnswer,
     WholeAnswer,
@@ -263,19 +270,15 @@ class Answering:
 
     async def write(self, asked: Asked, param: str) -> Prompt:
         """Write a prompt in a thread, so that nothing waits for it. Raises: RefusedError."""
-        try:
+        with refusing(param=param):
             return await asyncio.to_thread(self.model.prompts.write, asked)
-        except LocalLLMError as error:
-            raise RefusedError(refusal_of(error, param)) from error
 
     async def begun(self, text: str) -> Sequence[int]:
         """The tokens of the answer that the client began. Raises: RefusedError."""
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        try:
+        with refusing(RequestError, "messages"):
             self.model.prompts.check_length(text)
             return await asyncio.to_thread(encode, text)
-        except RequestError as error:
-            raise RefusedError(refusal_of(error, "messages")) from error
 
     def answer(
         self, body: Asks, asked: Question, writer: AnswerWriter, request: Request

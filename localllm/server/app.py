@@ -37,7 +37,7 @@ from localllm.server.refusals import (
     RefusedError,
     as_response,
     describe_invalid,
-    refusal_of,
+    refusing,
 )
 from localllm.server.rerank_api import RerankApi, RerankRequest
 from localllm.server.responses_api import ResponsesApi
@@ -141,10 +141,8 @@ def _reading(
         if isinstance(body, Refusal):
             raise RefusedError(body)
         asked, unknown = await asyncio.to_thread(_parse, schema, body)
-        try:
+        with refusing(RequestError):  # found late, as by a decoder that fails on some tokens
             response = await answer(asked, request)
-        except RequestError as error:  # found late, as by a decoder that fails on some tokens
-            raise RefusedError(refusal_of(error)) from error
         if unknown:
             return WithHeader(response, lambda: warning_of(unknown))
         return response

@@ -15,7 +15,7 @@ from localllm.errors import ContextLengthError, RequestError
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.server.answering import Answering, Question
 from localllm.server.openai_writer import Echo, Kind, OpenAIWriter
-from localllm.server.refusals import RefusedError, invalid, refusal_of
+from localllm.server.refusals import invalid, refusing
 from localllm.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -82,11 +82,9 @@ class OpenAIApi:
                 check(part)
             return Prompt(form.write(text, body.suffix or "", encode))
 
-        try:
+        with refusing(RequestError, "prompt"):
             texts = [each for each in body.prompt if isinstance(each, str)]
             prompts = [await asyncio.to_thread(write, each) for each in texts]
-        except RequestError as error:
-            raise RefusedError(refusal_of(error, "prompt")) from error
         return self._answer("text", body, Question(prompts, _with_stops(params, form)), request)
 
     @cached_property
@@ -104,10 +102,8 @@ class OpenAIApi:
             ids: Sequence[int] = prompt.token_ids
             written = [prompt]
         else:
-            try:
+            with refusing(ContextLengthError):
                 self._model.prompts.check_length(body.prompt or "")
-            except ContextLengthError as error:
-                raise RefusedError(refusal_of(error)) from error
             ids = await asyncio.to_thread(
                 self._answering.tokenizer.encode,
                 body.prompt or "",

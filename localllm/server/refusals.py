@@ -1,6 +1,8 @@
 """Error replies, in the terms of OpenAI and Anthropic, and which one an error is told by."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +118,15 @@ def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
                 503, message, "server_error", "engine_down", headers={"Retry-After": "2"}
             )
     return Refusal(500, message, "server_error")
+
+
+@contextmanager
+def refusing(kind: type[LocalLLMError] = LocalLLMError, param: str | None = None) -> Iterator[None]:
+    """Errors of that kind within it refuse the request; `param`: the field at fault."""
+    try:
+        yield
+    except kind as error:
+        raise RefusedError(refusal_of(error, param)) from error
 
 
 def invalid(message: str, param: str) -> RefusedError:

@@ -13,13 +13,12 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, PlainValidator, WithJsonSchema
 from starlette.responses import Response
 
-from localllm.errors import LocalLLMError
 from localllm.hub.reranker_files import Reranker
 from localllm.server.answering import Answering
 from localllm.server.body import Name, WholeBody
 from localllm.server.limits import LIMITS
 from localllm.server.pooling import pool
-from localllm.server.refusals import RefusedError, invalid, refusal_of
+from localllm.server.refusals import invalid, refusing
 from localllm.text.prompt import Prompt
 
 
@@ -81,10 +80,8 @@ class RerankApi:
             raise invalid(
                 f"{answering.model.name} is not a reranker; Qwen3-Reranker is one", "model"
             )
-        try:
+        with refusing(param="documents"):
             prompts = await asyncio.to_thread(self._write, reranker, body)
-        except LocalLLMError as error:
-            raise RefusedError(refusal_of(error, "documents")) from error
         pooled = await pool(answering, prompts, reranker.pooling, request, "documents")
         scores = [reranker.relevance(each) for each in pooled]
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)

@@ -9,10 +9,9 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from localllm.chat.response_store import StoredResponse
-from localllm.errors import LocalLLMError
 from localllm.server.answering import Answering
 from localllm.server.kept_responses import KeptResponses
-from localllm.server.refusals import Refusal, RefusedError, refusal_of
+from localllm.server.refusals import Refusal, RefusedError, refusing
 from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.responses_writer import ResponsesWriter
 from localllm.server.sending import with_changes
@@ -53,10 +52,8 @@ class ResponsesApi:
 
     async def remove(self, name: str, request: Request) -> Response:
         """`DELETE /v1/responses/NAME`"""
-        try:
+        with refusing():
             is_gone = await self._kept.remove(request.scope.get("salt", b""), name)
-        except LocalLLMError as error:
-            raise RefusedError(refusal_of(error)) from error
         if not is_gone:
             raise _not_found(name, None)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
@@ -66,10 +63,8 @@ class ResponsesApi:
         name = body.previous_response_id
         if name is None:
             return
-        try:
+        with refusing(param="previous_response_id"):
             earlier = await self._kept.conversation(request.scope.get("salt", b""), name)
-        except LocalLLMError as error:
-            raise RefusedError(refusal_of(error, "previous_response_id")) from error
         if earlier is None:
             if await self._kept.get(request.scope.get("salt", b""), name) is not None:
                 message = f"an answer before {name!r:.100} was deleted, or is too long ago"
@@ -81,10 +76,8 @@ class ResponsesApi:
 
     async def _stored(self, name: str, request: Request) -> StoredResponse:
         """Raises: RefusedError."""
-        try:
+        with refusing():
             stored = await self._kept.get(request.scope.get("salt", b""), name)
-        except LocalLLMError as error:
-            raise RefusedError(refusal_of(error)) from error
         if stored is None:
             raise _not_found(name, None)
         return stored
