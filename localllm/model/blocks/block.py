@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from localllm.model.dtypes import StateDType
 
@@ -205,19 +205,18 @@ class Block(ABC):
 
 
 class BlockSpec(ABC):
-    """A block without its weights. Sizes are per token."""
+    """A block without its weights. Sizes are per token.
+
+    `ends_in_product`: its last product gives its outputs, so that `Block.inner` has inputs for it.
+    """
 
     __slots__ = ()
+    ends_in_product: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def products(self) -> tuple[LinearGroup, ...]:
         """Its products, in the order of computation."""
-
-    @property
-    def ends_in_product(self) -> bool:
-        """Whether its last product gives its outputs, so that `Block.inner` has inputs for it."""
-        return True
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, LinearGroup, Parts
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
@@ -56,6 +56,8 @@ class ExpertsSpec(BlockSpec):
     `stacked`: None if files hold experts one by one only.
     """
 
+    ends_in_product: ClassVar[bool] = False
+
     expert: GatedMLPSpec
     router: RouterSpec
     stacked: StackedNames | None = None
@@ -68,10 +70,6 @@ class ExpertsSpec(BlockSpec):
     def products(self) -> tuple[LinearGroup, ...]:
         """The router's, then both of each expert."""
         return _products(self)
-
-    @property
-    def ends_in_product(self) -> bool:
-        return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, LinearGroup, Parts
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
@@ -30,6 +30,8 @@ class ExpertsBesideSpec(BlockSpec):
     name of the router's own vector.
     """
 
+    ends_in_product: ClassVar[bool] = False
+
     mlp: GatedMLPSpec
     experts: ExpertsSpec
     norms: tuple[NormSpec, NormSpec, NormSpec, NormSpec]
@@ -38,10 +40,6 @@ class ExpertsBesideSpec(BlockSpec):
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         return *self.mlp.products, *self.experts.products
-
-    @property
-    def ends_in_product(self) -> bool:
-        return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from localllm.model.blocks.block import (
     Block,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LatentExpertsSpec(BlockSpec):
     """The sizes of experts in a narrower space, and the linears that lead there and back."""
+
+    # Its last one stays as it is when others are quantized.
+    ends_in_product: ClassVar[bool] = False
 
     hidden_size: int
     experts: ExpertsSpec
@@ -54,11 +57,6 @@ class LatentExpertsSpec(BlockSpec):
                 "from experts", last, width, self.has_bias, inputs=InputsFrom.OTHER, is_kept=True
             ),
         )
-
-    @property
-    def ends_in_product(self) -> bool:
-        """Its last one stays as it is when others are quantized."""
-        return False
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
