@@ -19,6 +19,7 @@ class ExpertsProduct(Protocol):
     @property
     def each(self) -> Sequence[Product]:
         """The products of the experts; none if they have no products of their own."""
+        return ()
 
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
@@ -61,6 +62,7 @@ class Linears(Protocol):
     @property
     def of_experts(self) -> "Linears":
         """Makes the products that `experts` takes."""
+        return self
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """`weight`: [out, in]."""

@@ -36,10 +36,6 @@ class CpuLinears(Linears):
         # Outputs side by side in a block of packed weights.
         self._lanes = num_lanes(library)
 
-    @property
-    def of_experts(self) -> "CpuLinears":
-        return self
-
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
         """`weight`: float32 or bfloat16 [out, in]; `bias`: float32.
 

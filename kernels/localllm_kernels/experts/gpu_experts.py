@@ -46,10 +46,6 @@ class GpuExperts(ExpertsProduct):
     down: StackedWeight
     kind: GateKind
 
-    @property
-    def each(self) -> tuple[Product, ...]:
-        return ()
-
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
     ) -> Tensor:
@@ -68,10 +64,6 @@ def tasks_of(chosen: Tensor, num_experts: int) -> Tasks | None:
 
 class ExpertLinears(Linears):
     """Makes products whose weights can be stacked."""
-
-    @property
-    def of_experts(self) -> "ExpertLinears":
-        return self
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         width_in = weight.shape[1]

@@ -19,7 +19,7 @@ from localllm_kernels.experts.gpu_experts import GpuExperts, tasks_of
 from localllm_kernels.experts.product import Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum
-from localllm_kernels.linears import ExpertsProduct, Product
+from localllm_kernels.linears import ExpertsProduct
 
 
 class SlotTable:
@@ -82,10 +82,6 @@ class SlottedExperts(ExpertsProduct):
             first_host, last_host = map(_pinned, (host.gate_up, host.down))
             host = replace(host, gate_up=first_host, down=last_host)
         return cls(host, GpuExperts(first, last, host.kind), SlotTable(num_slots))
-
-    @property
-    def each(self) -> tuple[Product, ...]:
-        return ()
 
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
