@@ -61,10 +61,17 @@ def _group_index_of(permutation: Tensor | None, width_in: int, group_size: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class PackedInt4(Scheme):
+class _Int4Scheme(Scheme):
+    group_size: int | None  # None: one group per row
+
+    def layout(self, width_in: int) -> WeightLayout:
+        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInt4(_Int4Scheme):
     """compressed-tensors `pack-quantized` with 4 bits."""
 
-    group_size: int | None  # None: one group per row
     symmetric: bool
     marker: str = field(default="weight_packed", init=False)
 
@@ -81,9 +88,6 @@ class PackedInt4(Scheme):
             packed_rows = -(-width_out // 8)
             tensors["weight_zero_point"] = StoredTensor(((packed_rows, num_groups),), ("I32",))
         return tensors
-
-    def layout(self, width_in: int) -> WeightLayout:
-        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         codes = tensors["weight_packed"].contiguous().view(torch.uint8)
@@ -115,10 +119,9 @@ class PackedInt4(Scheme):
 
 
 @dataclass(frozen=True, slots=True)
-class Awq(Scheme):
+class Awq(_Int4Scheme):
     """AutoAWQ's `gemm` layout."""
 
-    group_size: int | None
     marker: str = field(default="qweight", init=False)
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
@@ -129,9 +132,6 @@ class Awq(Scheme):
             "qzeros": StoredTensor(((num_groups, width_out // 8),), ("I32",)),
             "scales": StoredTensor(((num_groups, width_out),), SCALE_DTYPES),
         }
-
-    def layout(self, width_in: int) -> WeightLayout:
-        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         return Int4Weight(
@@ -164,10 +164,9 @@ def _to_awq(codes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq(Scheme):
+class Gptq(_Int4Scheme):
     """The layout of AutoGPTQ and GPTQModel, 4 bits."""
 
-    group_size: int | None
     is_v2: bool
     marker: str = field(default="qweight", init=False)
 
@@ -181,9 +180,6 @@ class Gptq(Scheme):
             "scales": StoredTensor(((num_groups, width_out),), SCALE_DTYPES),
             "g_idx": StoredTensor(((width_in,),), ("I32", "I64"), is_optional=True),
         }
-
-    def layout(self, width_in: int) -> WeightLayout:
-        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         codes = from_words(tensors["qweight"].T)
