@@ -113,6 +113,10 @@ class Database:
             self.db.close()
             raise
 
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
     @property
     def is_small(self) -> bool:
         """Whether the whole file is checked when it is opened."""

@@ -37,27 +37,19 @@ class StoredResponse:
     response: dict[str, Any]
 
 
-class ResponseStore:
-    """The kept answers in one file; see Database for what every method raises.
-
-    `owner` is what keeps the answers of one key from others.
-    """
+class ResponseStore(Database):
+    """The kept answers in one file. `owner` is what keeps those of one key from others."""
 
     def __init__(self, path: Path, quota: Quota, patience_s: float = PATIENCE_S) -> None:
-        """Open or create the file."""
-        self._file = Database(path, patience_s)
-        self._db, self._quota = self._file.db, quota
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        super().__init__(path, patience_s)
+        self._quota = quota
 
     def put(self, owner: bytes, stored: StoredResponse) -> None:
         """Keep an answer, and drop what is too old or too much."""
         now = time.time()
         asked, response = json.dumps(stored.input), json.dumps(stored.response)
-        with self._file.transaction():
-            self._db.execute(
+        with self.transaction():
+            self.db.execute(
                 "INSERT INTO responses (id, owner, previous, created_s, used_s, num_bytes, input, "
                 "response) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -75,8 +67,8 @@ class ResponseStore:
 
     def get(self, owner: bytes, name: str) -> StoredResponse | None:
         """The answer with this name."""
-        with self._file.told():
-            row = self._db.execute(
+        with self.told():
+            row = self.db.execute(
                 "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ?",
                 (name, owner),
             ).fetchone()
@@ -109,24 +101,24 @@ class ResponseStore:
                 return None
             found.append(stored)
             next_name = stored.previous
-        with self._file.transaction():
-            self._db.executemany(
+        with self.transaction():
+            self.db.executemany(
                 "UPDATE responses SET used_s = ? WHERE id = ?",
                 [(time.time(), each.id) for each in found],
             )
         return found[::-1]
 
     def _size(self, owner: bytes, name: str) -> int:
-        with self._file.told():
-            row = self._db.execute(
+        with self.told():
+            row = self.db.execute(
                 "SELECT num_bytes FROM responses WHERE id = ? AND owner = ?", (name, owner)
             ).fetchone()
         return 0 if row is None else int(row[0])
 
     def remove(self, owner: bytes, name: str) -> bool:
         """Delete an answer for good; whether there was one."""
-        with self._file.transaction():
-            cursor = self._db.execute(
+        with self.transaction():
+            cursor = self.db.execute(
                 "DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner)
             )
         return cursor.rowcount > 0
@@ -135,20 +127,20 @@ class ResponseStore:
         """Drop what is too old, and then the oldest of whoever has most, so that nobody pushes out
         the answers of others who have less.
         """
-        self._db.execute("DELETE FROM responses WHERE used_s < ?", (now - self._quota.age_s,))
+        self.db.execute("DELETE FROM responses WHERE used_s < ?", (now - self._quota.age_s,))
         kept: dict[bytes, int] = dict(
-            self._db.execute("SELECT owner, SUM(num_bytes) FROM responses GROUP BY owner")
+            self.db.execute("SELECT owner, SUM(num_bytes) FROM responses GROUP BY owner")
         )
         while sum(kept.values()) > self._quota.num_bytes:
             largest = max(kept, key=kept.__getitem__)
-            name, num_bytes = self._db.execute(
+            name, num_bytes = self.db.execute(
                 "SELECT id, num_bytes FROM responses WHERE owner = ? "
                 # Of those used at once, the newest: of a conversation that is cut, its beginning
                 # stays.
                 "ORDER BY used_s, created_s DESC LIMIT 1",
                 (largest,),
             ).fetchone()
-            self._db.execute("DELETE FROM responses WHERE id = ?", (name,))
+            self.db.execute("DELETE FROM responses WHERE id = ?", (name,))
             kept[largest] -= num_bytes
 
 

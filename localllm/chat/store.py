@@ -39,46 +39,35 @@ class SavedSession:
     revision: int
 
 
-class SessionStore:
-    """The saved conversations in one file.
-
-    Every method raises DamagedError for a broken file, and DiskError for one that cannot be read or
-    written: locked for longer than a second, read-only, a full disk.
-    """
+class SessionStore(Database):
+    """The saved conversations in one file."""
 
     def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
-        """See Database. Raises: also DiskError for a file that a newer version has written."""
-        self.path = path
-        self._file = Database(path, patience_s)
-        self._db = self._file.db
-        self._db.create_function("holds", 2, _holds, deterministic=True)
+        super().__init__(path, patience_s)
+        self.db.create_function("holds", 2, _holds, deterministic=True)
         try:
-            if self._file.is_small:
+            if self.is_small:
                 self.rows()  # finds damage in any listed row, whichever is asked for later
         except DiskError:
-            self._db.close()
+            self.db.close()
             raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
 
     def wait_for_locks(self, patience_s: float) -> None:
         """Set how long to wait for a locked file."""
-        with self._file.told():
-            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
+        with self.told():
+            self.db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
 
     def check_writable(self) -> None:
         """Raises: DiskError if nothing can be saved now."""
-        with self._file.transaction():
+        with self.transaction():
             pass
 
     def create(self, transcript: Transcript, name: str | None = None) -> SavedSession:
         """Save a new conversation. Raises: RequestError if the name is taken."""
         now = time.time()
-        with self._file.transaction():
+        with self.transaction():
             self._refuse_taken(name)
-            cursor = self._db.execute(
+            cursor = self.db.execute(
                 "INSERT INTO sessions (name, model, system, title, created_s, updated_s, revision) "
                 "VALUES (?, ?, ?, ?, ?, ?, 0)",
                 (
@@ -91,7 +80,7 @@ class SessionStore:
                 ),
             )
             assert cursor.lastrowid is not None
-            if self._db.execute(
+            if self.db.execute(
                 "SELECT 1 FROM turns WHERE session_id = ?", (cursor.lastrowid,)
             ).fetchone():
                 raise UnsoundError("there are turns without a conversation")
@@ -108,8 +97,8 @@ class SessionStore:
         same = 0
         while same < min(len(old), len(new)) and old[same] == new[same]:
             same += 1
-        with self._file.transaction():
-            cursor = self._db.execute(
+        with self.transaction():
+            cursor = self.db.execute(
                 "UPDATE sessions SET model = ?, system = ?, "
                 "title = coalesce(nullif(?, ''), title), updated_s = ?, "
                 "revision = revision + 1 WHERE id = ? AND revision = ?",
@@ -124,7 +113,7 @@ class SessionStore:
             )
             if cursor.rowcount == 0:
                 raise ConflictError
-            self._db.execute(
+            self.db.execute(
                 "DELETE FROM turns WHERE session_id = ? AND position >= ?", (session.id, len(new))
             )
             self._put_turns(session.id, new[same:], same)
@@ -133,23 +122,23 @@ class SessionStore:
     def rename(self, session: SavedSession, name: str | None) -> SavedSession:
         """Give a conversation a name; None takes it away. Raises: RequestError if it is taken."""
         if name != session.name:
-            with self._file.transaction():
+            with self.transaction():
                 self._refuse_taken(name)
-                self._db.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, session.id))
+                self.db.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, session.id))
         return SavedSession(session.id, name, session.transcript, session.revision)
 
     def remove(self, session_id: int) -> None:
         """Delete a conversation for good."""
-        with self._file.transaction():
-            self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+        with self.transaction():
+            self.db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
     def rows(self, containing: str = "") -> list[SessionRow]:
         """All conversations, the newest first; or only those with a text in their name, title,
         questions or answers, whatever its case.
         """
         sought = containing.casefold()
-        with self._file.told():
-            found = self._db.execute(
+        with self.told():
+            found = self.db.execute(
                 "SELECT id, name, model, created_s, updated_s, title, "
                 # The user's own words, if there are any.
                 "(SELECT question FROM turns WHERE session_id = id "
@@ -170,12 +159,12 @@ class SessionStore:
 
     def find(self, name: str) -> SavedSession | None:
         """The conversation with this name, or else this number."""
-        with self._file.told():
-            row = self._db.execute(
+        with self.told():
+            row = self.db.execute(
                 "SELECT id FROM sessions WHERE name = ?", (_clean(name),)
             ).fetchone()
             if row is None and name.isascii() and name.isdigit() and len(name) < 19:
-                row = self._db.execute(
+                row = self.db.execute(
                     "SELECT id FROM sessions WHERE id = ?", (int(name),)
                 ).fetchone()
         return None if row is None else self.load(row[0])
@@ -196,12 +185,12 @@ class SessionStore:
 
     def load(self, session_id: int) -> SavedSession:
         """A conversation with its turns. Raises: NoSessionError."""
-        with self._file.transaction("DEFERRED"):
-            row = self._db.execute(
+        with self.transaction("DEFERRED"):
+            row = self.db.execute(
                 "SELECT name, model, system, revision, title FROM sessions WHERE id = ?",
                 (session_id,),
             ).fetchone()
-            found = self._db.execute(
+            found = self.db.execute(
                 "SELECT position, question, model, answer, thinking, finish_reason, token_ids, "
                 "figures FROM turns WHERE session_id = ? ORDER BY position",
                 (session_id,),
@@ -220,7 +209,7 @@ class SessionStore:
     def _refuse_taken(self, name: str | None) -> None:
         taken = (
             name is not None
-            and self._db.execute("SELECT 1 FROM sessions WHERE name = ?", (name,)).fetchone()
+            and self.db.execute("SELECT 1 FROM sessions WHERE name = ?", (name,)).fetchone()
         )
         if taken:
             raise RequestError(
@@ -230,7 +219,7 @@ class SessionStore:
             )
 
     def _put_turns(self, session_id: int, turns: Sequence[Turn], first: int) -> None:
-        self._db.executemany(
+        self.db.executemany(
             "INSERT OR REPLACE INTO turns (session_id, position, question, model, answer, "
             "thinking, finish_reason, token_ids, figures) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [

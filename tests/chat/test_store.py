@@ -181,7 +181,7 @@ def test_a_damaged_file_is_set_aside_and_the_chat_goes_on(
     store = SessionStore(path)
     for i in range(40):
         store.create(transcript(FIRST, replace(FIRST, answer="x" * 500)), f"s{i}")
-    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
     damage(path)
     before = path.read_bytes()

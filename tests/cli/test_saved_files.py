@@ -38,7 +38,7 @@ def path() -> Path:
     """The file of a user who has one conversation, `talk`."""
     store = SessionStore(sessions_file())
     store.create(Transcript("small", "Be brief.", TURNS), "talk")
-    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
     return sessions_file()
 
