@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class CompareSuite(Suite):
 
     def __init__(self, subject: Subject, tests: SpeedTests) -> None:
         self._subject, self._tests = subject, tests
-        self._random = random.Random(tests.seed)
+        self._tokens = partial(subject.random_tokens, random.Random(tests.seed))
         # (ours, theirs) in tokens a second, by test and batch
         self._found: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
@@ -71,9 +72,6 @@ class CompareSuite(Suite):
     def _book(self, repeat: int, test: str, batch: int, pair: tuple[float, float]) -> None:
         if repeat:
             self._found.setdefault((test, batch), []).append(pair)
-
-    def _tokens(self, count: int) -> list[int]:
-        return self._subject.random_tokens(self._random, count)
 
 
 def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other: str) -> Result:

@@ -5,6 +5,7 @@ cache's own time in a step.
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode, run_prefill
@@ -23,7 +24,7 @@ class PrefixSuite(Suite):
 
     def __init__(self, subject: Subject, num_tokens: int, repeats: int, seed: int) -> None:
         self._subject, self._num_tokens, self._repeats = subject, num_tokens, repeats
-        self._random = random.Random(seed)
+        self._tokens = partial(subject.random_tokens, random.Random(seed))
         self._ratios: list[float] = []
         self._warm: list[float] = []
         self._cost: Result | None = None
@@ -83,9 +84,6 @@ class PrefixSuite(Suite):
             {"own_s": own_s, "step_s": step_s, "share_of_step": own_s / step_s},
             f"{own_s / step_s:.2%} of a step",
         )
-
-    def _tokens(self, count: int) -> list[int]:
-        return self._subject.random_tokens(self._random, count)
 
 
 def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 256) -> float:

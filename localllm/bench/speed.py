@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from localllm.bench.results import Result, Spread, Suite, percentile
@@ -100,8 +101,7 @@ class SpeedSuite(Suite):
 
     def __init__(self, subject: Subject, tests: SpeedTests) -> None:
         self._subject, self._tests = subject, tests
-        rng = random.Random(tests.seed)
-        self._random = rng
+        self._tokens = partial(subject.random_tokens, random.Random(tests.seed))
         depth = max(tests.depths)
         # Every depth is a prefix of these; once computed they are cached.
         self._prefixes = [self._tokens(depth) for _ in range(max(tests.batches))]
@@ -202,9 +202,6 @@ class SpeedSuite(Suite):
             "intensity": operations / num_bytes,
             "operations_per_s": operations / seconds,
         }
-
-    def _tokens(self, count: int) -> list[int]:
-        return self._subject.random_tokens(self._random, count)
 
     def _name(self, kind: str, count: int, depth: int, batch: int) -> str:
         return f"{kind}{count} depth {depth:,} batch {batch}"
