@@ -25,14 +25,11 @@ config = typer.Typer(
 _NAME_FILES = ("json_schema",)
 # The kinds of value that flags take, by their names in the parser's errors.
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="A flag's name, or default_model.",
-        show_default=False,
-        autocompletion=suggestions.settings,
-    ),
-]
+_NAME = typer.Argument(
+    help="A flag's name, or default_model.",
+    show_default=False,
+    autocompletion=suggestions.settings,
+)
 
 
 @config.callback()
@@ -45,14 +42,7 @@ def _alone(context: typer.Context) -> None:
 @config.command("get")
 def get(
     context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A flag's name, or default_model.",
-            show_default=False,
-            autocompletion=suggestions.settings,
-        ),
-    ] = None,
+    name: Annotated[str | None, _NAME] = None,
 ) -> None:
     """Print one setting, or all settings that are set."""
     settings = read_settings()
@@ -73,7 +63,7 @@ def get(
 @config.command("set")
 def set_(
     context: typer.Context,
-    name: Name,
+    name: Annotated[str, _NAME],
     value: Annotated[
         str,
         typer.Argument(
@@ -90,7 +80,7 @@ def set_(
 
 
 @config.command("unset")
-def unset(context: typer.Context, name: Name) -> None:
+def unset(context: typer.Context, name: Annotated[str, _NAME]) -> None:
     """Remove a setting."""
     document = _document()
     key = name.lstrip("-").replace("-", "_")
