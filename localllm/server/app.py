@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -22,7 +23,7 @@ from localllm.server.conversations_api import (
     NewBody,
     SavedBody,
 )
-from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
+from localllm.server.embeddings_api import EmbeddingsRequest, embed
 from localllm.server.engines import Engines, Health
 from localllm.server.guard import Access, App, Guard, wants_page
 from localllm.server.kept_responses import KeptResponses
@@ -39,7 +40,7 @@ from localllm.server.refusals import (
     describe_invalid,
     refusing,
 )
-from localllm.server.rerank_api import RerankApi, RerankRequest
+from localllm.server.rerank_api import RerankRequest, rank
 from localllm.server.responses_api import ResponsesApi
 from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.schema import (
@@ -90,8 +91,8 @@ def create_app(
         "/v1/messages/count_tokens": (messages.count, CountRequest),
         "/v1/responses": (responses.create, ResponseRequest),
         "/v1/responses/input_tokens": (responses.count, InputRequest),
-        "/v1/embeddings": (EmbeddingsApi(answering).create, EmbeddingsRequest),
-        "/v1/rerank": (RerankApi(answering).rank, RerankRequest),
+        "/v1/embeddings": (partial(embed, answering), EmbeddingsRequest),
+        "/v1/rerank": (partial(rank, answering), RerankRequest),
         "/page/conversations": (conversations.create, NewBody),
         "/page/conversations/{number}": (conversations.save, SavedBody),
         "/page/conversations/{number}/name": (conversations.rename, NameBody),

@@ -42,30 +42,24 @@ class EmbeddingsRequest(WholeBody):
     encoding_format: Literal["float", "base64"] | None = None
 
 
-class EmbeddingsApi:
-    """The route."""
-
-    def __init__(self, answering: Answering) -> None:
-        self._answering = answering
-
-    async def create(self, body: EmbeddingsRequest, request: Request) -> Response:
-        """`POST /v1/embeddings`: of each text the last hidden state, of length 1."""
-        self._answering.check_model(body.model)
-        if not self._answering.model.pools:
-            raise invalid("this server makes no embeddings; --embeddings lets it", "input")
-        prompts = [await self._answering.write(Text(each), "input") for each in body.input]
-        found = await pool(self._answering, prompts, Pooling("embedding"), request, "input")
-        width = len(found[0]) // 4
-        if body.dimensions is not None and body.dimensions > width:
-            raise invalid(f"embeddings of this model have {width:,} dimensions", "dimensions")
-        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        data = [
-            {"object": "embedding", "index": place, "embedding": _written(each, body)}
-            for place, each in enumerate(found)
-        ]
-        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        name = self._answering.model.name
-        return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+async def embed(answering: Answering, body: EmbeddingsRequest, request: Request) -> Response:
+    """`POST /v1/embeddings`: of each text the last hidden state, of length 1."""
+    answering.check_model(body.model)
+    if not answering.model.pools:
+        raise invalid("this server makes no embeddings; --embeddings lets it", "input")
+    prompts = [await answering.write(Text(each), "input") for each in body.input]
+    found = await pool(answering, prompts, Pooling("embedding"), request, "input")
+    width = len(found[0]) // 4
+    if body.dimensions is not None and body.dimensions > width:
+        raise invalid(f"embeddings of this model have {width:,} dimensions", "dimensions")
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    data = [
+        {"object": "embedding", "index": place, "embedding": _written(each, body)}
+        for place, each in enumerate(found)
+    ]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    name = answering.model.name
+    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 def _written(embedding: bytes, body: EmbeddingsRequest) -> Any:

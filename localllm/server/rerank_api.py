@@ -65,44 +65,36 @@ class RerankRequest(WholeBody):
     instruction: str | None = None
 
 
-class RerankApi:
-    """The route."""
+async def rank(answering: Answering, body: RerankRequest, request: Request) -> Response:
+    """`POST /v1/rerank`: the documents' places in `documents`, the best one first."""
+    answering.check_model(body.model)
+    reranker = answering.model.reranker
+    if reranker is None:
+        raise invalid(f"{answering.model.name} is not a reranker; Qwen3-Reranker is one", "model")
+    with refusing(param="documents"):
+        prompts = await asyncio.to_thread(_write, answering, reranker, body)
+    pooled = await pool(answering, prompts, reranker.pooling, request, "documents")
+    scores = [reranker.relevance(each) for each in pooled]
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    return JSONResponse(
+        {
+            "id": f"rerank-{secrets.token_hex(12)}",
+            "model": answering.model.name,
+            "results": _results(scores, body),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
 
-    def __init__(self, answering: Answering) -> None:
-        self._answering = answering
 
-    async def rank(self, body: RerankRequest, request: Request) -> Response:
-        """`POST /v1/rerank`: the documents' places in `documents`, the best one first."""
-        answering = self._answering
-        answering.check_model(body.model)
-        reranker = answering.model.reranker
-        if reranker is None:
-            raise invalid(
-                f"{answering.model.name} is not a reranker; Qwen3-Reranker is one", "model"
-            )
-        with refusing(param="documents"):
-            prompts = await asyncio.to_thread(self._write, reranker, body)
-        pooled = await pool(answering, prompts, reranker.pooling, request, "documents")
-        scores = [reranker.relevance(each) for each in pooled]
-        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        return JSONResponse(
-            {
-                "id": f"rerank-{secrets.token_hex(12)}",
-                "model": answering.model.name,
-                "results": _results(scores, body),
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            }
-        )
-
-    def _write(self, reranker: Reranker, body: RerankRequest) -> list[Prompt]:
-        """Raises: LocalLLMError."""
-        pairs, most = reranker.pairs, body.max_tokens_per_doc
-        texts = body.documents
-        if most is not None:
-            texts = [pairs.cut(each, most) for each in texts]
-        for text in texts:
-            self._answering.model.prompts.check_length(body.query + text)
-        return [Prompt(pairs.write(body.query, text, body.instruction)) for text in texts]
+def _write(answering: Answering, reranker: Reranker, body: RerankRequest) -> list[Prompt]:
+    """Raises: LocalLLMError."""
+    pairs, most = reranker.pairs, body.max_tokens_per_doc
+    texts = body.documents
+    if most is not None:
+        texts = [pairs.cut(each, most) for each in texts]
+    for text in texts:
+        answering.model.prompts.check_length(body.query + text)
+    return [Prompt(pairs.write(body.query, text, body.instruction)) for text in texts]
 
 
 def _results(scores: Sequence[float], body: RerankRequest) -> list[dict[str, Any]]:
