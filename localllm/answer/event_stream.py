@@ -19,7 +19,10 @@ class EventSource(Protocol):
         """Whether more events of a request will come."""
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """The computed tokens of a request's prompt, and all of them; None once it has ended."""
+        """The computed tokens of a request's prompt, and all of them; None once it has ended, or if
+        they are unknown.
+        """
+        return None
 
     def step(self) -> None:
         """Do a step, or wait for one, so that events come."""

@@ -35,7 +35,8 @@ class TextSource(EventSource, Protocol):
         """Queue a request, and return its id for the other methods. Raises: RequestError."""
 
     def work_ahead(self) -> bool:
-        """See Engine."""
+        """See Engine; False if there is nothing to do here."""
+        return False
 
     def finish(self) -> None:
         """End all requests, and save the cached prefixes."""

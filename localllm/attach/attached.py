@@ -68,7 +68,9 @@ class _Open:
 
 
 class AttachedEngine(TextSource, Elsewhere):
-    """An engine in another process. Must be used from one thread."""
+    """An engine in another process, which works ahead and saves its prefixes by itself. Must be
+    used from one thread.
+    """
 
     def __init__(self, channel: socket.socket, described: ModelInfo, found: FoundModel) -> None:
         self._channel, self._described = channel, described
@@ -160,12 +162,8 @@ class AttachedEngine(TextSource, Elsewhere):
                 hint="localllm stop, which ends the engine",
             ) from error
 
-    def work_ahead(self) -> bool:
-        """The engine does this by itself."""
-        return False
-
     def finish(self) -> None:
-        """The engine keeps running, and saves its prefixes itself."""
+        """The engine keeps running."""
         self._channel.close()
 
     def keep_for(self, seconds: float) -> None:

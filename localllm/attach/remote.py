@@ -186,10 +186,6 @@ class RemoteModel(EventSource):
     def forget(self, request_id: int) -> None:
         self._requests.pop(request_id).reader.leave()
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """See EventSource: unknown."""
-        return None
-
     def step(self) -> None:
         """Wait briefly for the next chunk of each request. Raises: LocalLLMError."""
         for opened in list(self._requests.values()):

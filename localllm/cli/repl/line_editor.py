@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
@@ -195,9 +194,6 @@ def _open_history() -> History:
 
 class _ForgivingFileHistory(FileHistory):
     """A history file whose write errors, such as a full disk, do not end the conversation."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
 
     def store_string(self, string: str) -> None:
         try:
