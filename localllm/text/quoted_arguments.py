@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from localllm.text.argument_style import ArgumentStyle, EndOutsideQuotes
 from localllm.text.grammar import lark_literal, rule_of_text
-from localllm.text.quoted_spans import EndOutsideQuotes
 
 _QUOTE = '<|"|>'
 _NAME = re.compile(r"call:([^{}]{1,200})\{")
@@ -35,31 +35,27 @@ _MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedArguments:
-    """See ArgumentStyle."""
+class QuotedArguments(ArgumentStyle):
+    """What is written says itself what is text. Patterns, lengths and references are not held."""
 
     marks = (_QUOTE,)
 
     def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "QuotedArguments":
-        """See ArgumentStyle: what is written says itself what is text."""
         return self
 
     def rules(
         self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
     ) -> list[str]:
-        """See ArgumentStyle. Patterns, lengths and references are not held."""
         writer = _Rules(as_lark)
         body = writer.pairs(name, parameters, 0)
         return [f"{name}: {body}", *writer.rules]
 
     def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
-        """See ArgumentStyle."""
         quote = as_lark(_QUOTE)
         text = rule_of_text("quoted_text", quote)
         return [f"quoted_string: {quote} quoted_text", text, *_RULES]
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """See ArgumentStyle."""
         head = _NAME.search(text)
         if head is None:
             return None
@@ -70,7 +66,6 @@ class QuotedArguments:
         return head[1], found
 
     def end_of_call(self, mark: str) -> EndOutsideQuotes:
-        """See ArgumentStyle."""
         return EndOutsideQuotes(mark, _QUOTE, _QUOTE)
 
 

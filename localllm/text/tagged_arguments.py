@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localllm.text.argument_style import ArgumentStyle, EndOutsideQuotes
 from localllm.text.grammar import LOOSE, lark_literal, rule_of_text
-from localllm.text.quoted_spans import EndOutsideQuotes
 
 # What schemas of arguments may refer to, and how they are read.
 _SHARED = ("$defs", "definitions", LOOSE)
@@ -27,9 +27,9 @@ _BARE_KEY = re.compile(r"<arg_key>([^<\n]{1,200})</arg_key>\s*<arg_value>")
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedArguments:
-    """See ArgumentStyle. An argument is `opens` NAME `between` VALUE `closes` `joint`, and `gap`
-    is on both sides of VALUE. `schemas`: of each tool's arguments, by the names of both.
+class TaggedArguments(ArgumentStyle):
+    """An argument is `opens` NAME `between` VALUE `closes` `joint`, and `gap` is on both sides of
+    VALUE. `schemas`: of each tool's arguments, by the names of both.
     `name` and `key` find the names of a tool and of an argument; `last` comes behind all of them.
     """
 
@@ -45,21 +45,18 @@ class TaggedArguments:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """See ArgumentStyle."""
         return (self.opens, self.between, self.closes)
 
     def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "TaggedArguments":
-        """See ArgumentStyle."""
         return replace(self, schemas=schemas)
 
     def end_of_call(self, mark: str) -> EndOutsideQuotes:
-        """See ArgumentStyle."""
         return EndOutsideQuotes(mark.strip("\n"), self.opens, self.closes)
 
     def rules(
         self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
     ) -> list[str]:
-        """See ArgumentStyle. Patterns and lengths of strings are not held: they are free text."""
+        """Patterns and lengths of strings are not held: they are free text."""
         return [f"{name}: {self._body(parameters, as_lark)}"]
 
     def _body(self, parameters: Mapping[str, Any], as_lark: Callable[[str], str]) -> str:
@@ -85,11 +82,9 @@ class TaggedArguments:
         return " ".join(parts)
 
     def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
-        """See ArgumentStyle."""
         return [rule_of_text("tagged_text", as_lark(self.gap + self.closes))]
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """See ArgumentStyle."""
         head = self.name.search(text)
         if head is None:
             return None

@@ -15,9 +15,10 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from localllm.errors import RequestError
+from localllm.text.argument_style import ArgumentStyle, EndOfCall
 from localllm.text.grammar import COMPACT, LOOSE, Grammar, lark_literal
 from localllm.text.json_calls import read_call
 from localllm.text.lone_calls import LoneCalls
@@ -66,40 +67,6 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-
-
-class EndOfCall(Protocol):
-    """Finds the mark that ends a call, in text that comes in pieces."""
-
-    def find(self, piece: str) -> int:
-        """The position after the mark in `piece`; -1 if the call does not end there."""
-
-
-class ArgumentStyle(Protocol):
-    """How a family writes the arguments of a call, where that is not JSON."""
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts in it that may be special tokens."""
-
-    def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "ArgumentStyle":
-        """The style with the schemas of each tool's arguments, by the names of both."""
-
-    def rules(
-        self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
-    ) -> list[str]:
-        """Lark rules, of which `name` stands for arguments that match the JSON schema of an object,
-        `parameters`; others begin with `name`.
-        """
-
-    def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
-        """Rules that those of every tool refer to."""
-
-    def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """The name of the tool and the arguments of a call; None if `text` is no call."""
-
-    def end_of_call(self, mark: str) -> EndOfCall:
-        """A search for the end of a call that ends with `mark`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +376,8 @@ class ToolCallSplitter:
         return _read_named(text, self._form.head)
 
 
-class _EndOfCall:
-    """Finds the mark that ends a call, in text that comes in pieces.
-
-    Arguments may hold the mark too, within a JSON string; outside of strings, it is not JSON. A
+class _EndOfCall(EndOfCall):
+    """Arguments may hold the mark too, within a JSON string; outside of strings, it is not JSON. A
     string that holds a control character is not JSON either; the search continues as if it had
     ended there.
     """
@@ -425,7 +390,6 @@ class _EndOfCall:
         self._overlap = ""
 
     def find(self, piece: str) -> int:
-        """The position after the mark in `piece`; -1 if the call does not end there."""
         if not self._mark:
             return -1
         seen, at = self._overlap + piece, 0
