@@ -62,9 +62,10 @@ class Plan(NamedTuple):
 class PolicyOutcome:
     """What became of a step in which `size` requests decoded: the tokens of all, and its time.
 
-    `drafter`: whose the drafts are, None if there are none; `looks`: the seconds that each drafter
-    was asked for, which are in the time; `has_waited`: the step waited for the one before it, to
-    draft from its ids; `is_usual`: it did nothing else, such as to catch up with a prompt.
+    `drafter`: whose the drafts are, None if there are none; `looks`: the seconds in which each
+    drafter was asked and got ready, which are in the time; `has_waited`: the step waited for the
+    one before it, to draft from its ids; `is_usual`: it did nothing else, such as to catch up with
+    a prompt.
     """
 
     size: int

@@ -49,7 +49,7 @@ class PlannedStep:
     size: int
     drafter: int | None = None
     matches: Mapping[Request, int] = field(default_factory=dict)
-    looks: Mapping[int, float] = field(default_factory=dict)
+    looks: dict[int, float] = field(default_factory=dict)
     has_waited: bool = False
     is_usual: bool = True
 
@@ -195,9 +195,13 @@ class Speculator:
         for number, first, end in self._seeing:
             if self._policy.accounts[number].steps_to_ask <= _SEEN_STEPS:
                 self._drafters[number].see(batch, hidden[first:end])
-        for drafter in self._drafters:
+        for number, drafter in enumerate(self._drafters):
             if drafter.has_work:
+                began_s = self._now()
                 drafter.work(batch)
+                if not drafter.is_cheap:  # its trials have to pay for it
+                    looks = self._newest.looks
+                    looks[number] = looks.get(number, 0.0) + self._now() - began_s
             self._newest.is_usual &= not drafter.took_more
 
     def learn(self, outcome: StepOutcome) -> None:
