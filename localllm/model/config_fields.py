@@ -150,6 +150,31 @@ class ConfigFields:
                 self.refuse(f"{name} with {brief(each)} (only {' and '.join(known)}) are")
         return tuple(value)
 
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return self.integer("num_hidden_layers", 1, 1024)
+
+    def hidden_size(self) -> int:
+        """The width of the residual stream."""
+        return self.integer("hidden_size", 1, 1 << 20)
+
+    def max_positions(self) -> int:
+        """Positions that the model was made for."""
+        return self.integer("max_position_embeddings", 1, 1 << 28, default=2048)
+
+    def eps(self) -> float:
+        """What norms add to the mean of squares."""
+        return self.number("rms_norm_eps", 0.0, 1.0, default=1e-6)
+
+    def window(self) -> int | None:
+        """Tokens that a query may see, including itself; None: all."""
+        return self.optional_integer("sliding_window", 1, 1 << 28)
+
+    def num_experts(self, name: str = "num_experts") -> tuple[int, int]:
+        """How many experts a layer has, and how many a row takes."""
+        count = self.integer(name, 1, 1 << 16)
+        return count, self.integer("num_experts_per_tok", 1, count)
+
     def dtype(self) -> DType:
         """The dtype of the stored weights; float32 where the file does not say."""
         newer, older = self.get("dtype"), self.get("torch_dtype")

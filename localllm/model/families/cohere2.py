@@ -10,8 +10,6 @@ from localllm.model.families.common import (
     read_attention,
     read_decoder,
     read_gated_mlp,
-    read_hidden_size,
-    read_window,
     read_windowed_layers,
 )
 from localllm.model.layer import LayerPlan, Place
@@ -23,7 +21,7 @@ def read_cohere2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias, eps = fields.flag("attention_bias"), fields.number("layer_norm_eps", 0, 1)
     full = read_attention(fields, has_bias=has_bias)
-    window, rope = read_window(fields), replace(full.rope, is_interleaved=True)
+    window, rope = fields.window(), replace(full.rope, is_interleaved=True)
     full = replace(full, rope=NO_ROPE)
     windowed = full if window is None else replace(full, rope=rope, window=window)
     mlp, norm = read_gated_mlp(fields), NormSpec("input_layernorm", eps, is_centred=True)
@@ -33,7 +31,7 @@ def read_cohere2(fields: ConfigFields) -> Architecture:
     ):
         attention = windowed if is_windowed else full
         places = (Place(norm, attention, shares_input=True), Place(None, mlp))
-        layers.append(LayerPlan(places, read_hidden_size(fields)))
+        layers.append(LayerPlan(places, fields.hidden_size()))
     return read_decoder(
         fields,
         layers,

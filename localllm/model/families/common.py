@@ -38,7 +38,7 @@ def read_attention(
     window: int | None = None,
 ) -> AttentionSpec:
     """Attention from the fields that all families name alike. Raises: CheckpointError."""
-    hidden_size = read_hidden_size(fields)
+    hidden_size = fields.hidden_size()
     num_heads = fields.integer("num_attention_heads", 1, 4096)
     num_kv_heads = fields.integer("num_key_value_heads", 1, 4096, default=num_heads)
     if num_heads % num_kv_heads:
@@ -48,7 +48,7 @@ def read_attention(
     head_dim = fields.integer("head_dim", 2, 1024, default=hidden_size // num_heads)
     if head_dim % 2:
         fields.fail("head_dim", "even")
-    rope = read_rope(fields, read_max_positions(fields))
+    rope = read_rope(fields, fields.max_positions())
     if rope.rotary_width(head_dim) % 2:
         fields.fail("partial_rotary_factor", f"such that an even part of {head_dim} turns")
     check_pair_factors(fields, rope, head_dim)
@@ -79,31 +79,21 @@ def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPS
         fields.refuse_value("hidden_act", " or ".join(map(repr, _GATES)))
     inner_size = fields.integer("intermediate_size", 1, 1 << 22)
     return GatedMLPSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         inner_size,
         has_bias,
         gate=_GATES[activation],
     )
 
 
-def read_window(fields: ConfigFields) -> int | None:
-    """Tokens that a query may see, including itself; None: all. Raises: CheckpointError."""
-    return fields.optional_integer("sliding_window", 1, 1 << 28)
-
-
 def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
     """The window of each layer, where `use_sliding_window` enables windows: by `layer_types`, or
     from layer `max_window_layers` on. Raises: CheckpointError.
     """
-    window, is_used = read_window(fields), fields.flag("use_sliding_window")
+    window, is_used = fields.window(), fields.flag("use_sliding_window")
     first = fields.optional_integer("max_window_layers", 0, 1024) or 0
     kinds = read_kinds(fields, (FULL, SLIDING), lambda i: SLIDING if i >= first else FULL)
     return [window if is_used and kind == SLIDING else None for kind in kinds]
-
-
-def read_num_layers(fields: ConfigFields) -> int:
-    """The number of layers. Raises: CheckpointError."""
-    return fields.integer("num_hidden_layers", 1, 1024)
 
 
 def read_kinds(
@@ -113,7 +103,7 @@ def read_kinds(
 
     Raises: CheckpointError.
     """
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     found = fields.choices("layer_types", known, num_layers)
     return [usual(i) for i in range(num_layers)] if found is None else list(found)
 
@@ -146,7 +136,7 @@ def pre_norm_layer(
     places.append(Place(second, mlp, scale=scale, shares_input=shared is not None))
     if shared is not None:
         places.append(Place(None, shared, scale=scale))
-    return LayerPlan(tuple(places), read_hidden_size(fields))
+    return LayerPlan(tuple(places), fields.hidden_size())
 
 
 def refuse_step_limits(fields: ConfigFields) -> None:
@@ -163,12 +153,6 @@ def read_expert(fields: ConfigFields, inner: str, names: tuple[str, str, str]) -
     return replace(mlp, names=names)
 
 
-def read_num_experts(fields: ConfigFields, name: str = "num_experts") -> tuple[int, int]:
-    """How many experts a layer has, and how many a row takes. Raises: CheckpointError."""
-    num_experts = fields.integer(name, 1, 1 << 16)
-    return num_experts, fields.integer("num_experts_per_tok", 1, num_experts)
-
-
 def post_norm_layer(
     fields: ConfigFields,
     attention: AttentionSpec,
@@ -179,7 +163,7 @@ def post_norm_layer(
     names = ("post_attention_layernorm", "post_feedforward_layernorm")
     first, second = _norms(fields, names, norm)
     places = (Place(None, attention, first), Place(None, mlp, second))
-    return LayerPlan(places, read_hidden_size(fields))
+    return LayerPlan(places, fields.hidden_size())
 
 
 def sandwich_layer(
@@ -194,11 +178,11 @@ def sandwich_layer(
     """
     before, after, second_before, second_after = _norms(fields, names, norm)
     places = (Place(before, mixer, after), Place(second_before, mlp, second_after))
-    return LayerPlan(places, read_hidden_size(fields))
+    return LayerPlan(places, fields.hidden_size())
 
 
 def _norms(fields: ConfigFields, names: Sequence[str], norm: NormSpec | None) -> Iterator[NormSpec]:
-    kind = norm or NormSpec(FINAL_NORM, read_eps(fields))
+    kind = norm or NormSpec(FINAL_NORM, fields.eps())
     return (replace(kind, name=name) for name in names)
 
 
@@ -215,9 +199,9 @@ def read_decoder(
     return Architecture(
         name=fields.architecture(),
         vocab_size=fields.integer("vocab_size", 1, 1 << 24),
-        hidden_size=read_hidden_size(fields),
-        max_position_embeddings=read_max_positions(fields),
-        norm=norm or NormSpec(FINAL_NORM, read_eps(fields)),
+        hidden_size=fields.hidden_size(),
+        max_position_embeddings=fields.max_positions(),
+        norm=norm or NormSpec(FINAL_NORM, fields.eps()),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         dtype=fields.dtype(),
         layers=tuple(layers),
@@ -232,19 +216,4 @@ def read_decoder(
 def read_uniform_decoder(fields: ConfigFields, mixer: BlockSpec, mlp: BlockSpec) -> Architecture:
     """A decoder whose layers are all alike. Raises: CheckpointError."""
     layer = pre_norm_layer(fields, mixer, mlp)
-    return read_decoder(fields, [layer] * read_num_layers(fields))
-
-
-def read_hidden_size(fields: ConfigFields) -> int:
-    """The width of the residual stream. Raises: CheckpointError."""
-    return fields.integer("hidden_size", 1, 1 << 20)
-
-
-def read_max_positions(fields: ConfigFields) -> int:
-    """Positions that the model was made for. Raises: CheckpointError."""
-    return fields.integer("max_position_embeddings", 1, 1 << 28, default=2048)
-
-
-def read_eps(fields: ConfigFields) -> float:
-    """What norms add to the mean of squares. Raises: CheckpointError."""
-    return fields.number("rms_norm_eps", 0.0, 1.0, default=1e-6)
+    return read_decoder(fields, [layer] * fields.num_layers())

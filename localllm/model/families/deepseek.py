@@ -5,7 +5,6 @@ a sigmoid with a correction, V2's by a softmax; those of the large ones of both 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import read_num_experts
 from localllm.model.families.latent import read_latent_attention
 from localllm.model.families.sigmoid_experts import (
     first_dense,
@@ -33,7 +32,7 @@ def read_deepseek_v2(fields: ConfigFields) -> Architecture:
         fields.refuse("factors of experts that add up to 1 are")
     if fields.flag("mlp_bias"):
         fields.refuse("a bias of the feed-forward is")
-    num_experts, top_k = read_num_experts(fields, "n_routed_experts")
+    num_experts, top_k = fields.num_experts("n_routed_experts")
     has_groups = method == "group_limited_greedy"
     router = RouterSpec(
         num_experts,

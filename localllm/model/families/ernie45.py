@@ -4,11 +4,7 @@ from dataclasses import replace
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_gated_mlp,
-    read_uniform_decoder,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
 
 
 def read_ernie45(fields: ConfigFields) -> Architecture:

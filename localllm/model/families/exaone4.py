@@ -11,9 +11,7 @@ from localllm.model.families.common import (
     post_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_window,
     read_windowed_layers,
 )
 from localllm.model.rope_config import NO_ROPE
@@ -21,8 +19,8 @@ from localllm.model.rope_config import NO_ROPE
 
 def read_exaone4(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    rotated = read_attention(fields, norms=QueryKeyNorms(read_eps(fields)))
-    mlp, window = read_gated_mlp(fields), read_window(fields)
+    rotated = read_attention(fields, norms=QueryKeyNorms(fields.eps()))
+    mlp, window = read_gated_mlp(fields), fields.window()
     pattern = _pattern(fields) if window is not None else 1
     layers = []
     for is_windowed in read_windowed_layers(fields, pattern):

@@ -7,12 +7,7 @@ from dataclasses import replace
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import Scores
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_gated_mlp,
-    read_window,
-    read_windowed_layers,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_windowed_layers
 from localllm.model.families.gemma3 import gated_by_hidden_activation, read_gemma_decoder
 
 
@@ -26,6 +21,6 @@ def read_gemma2(fields: ConfigFields) -> Architecture:
             fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
         ),
     )
-    windowed = replace(full, window=read_window(fields))
+    windowed = replace(full, window=fields.window())
     attentions = [windowed if each else full for each in read_windowed_layers(fields, every=2)]
     return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))

@@ -14,11 +14,7 @@ from localllm.model.families.common import (
     SLIDING,
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_hidden_size,
-    read_max_positions,
-    read_window,
     read_windowed_layers,
     sandwich_layer,
 )
@@ -37,8 +33,8 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = gated_by_hidden_activation(fields)
     fields.only("attn_logit_softcapping")
-    has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
-    norms = QueryKeyNorms(read_eps(fields), offset=1.0)
+    has_bias, positions = fields.flag("attention_bias"), fields.max_positions()
+    norms = QueryKeyNorms(fields.eps(), offset=1.0)
     full = replace(
         read_attention(fields, has_bias=has_bias, norms=norms),
         rope=read_rope(fields, positions, FULL),
@@ -48,7 +44,7 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     local = fields.number("rope_local_base_freq", 1.0, 1e12)
     own = fields.changed({"rope_scaling": None, "rope_theta": local})
     rope = read_rope(own, positions, SLIDING)
-    windowed = replace(full, rope=rope, window=read_window(fields))
+    windowed = replace(full, rope=rope, window=fields.window())
     pattern = fields.integer("sliding_window_pattern", 1, 1024, default=6)
     attentions = [windowed if each else full for each in read_windowed_layers(fields, pattern)]
     return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))
@@ -65,11 +61,11 @@ def read_gemma_decoder(
 ) -> Architecture:
     """A decoder with norms before and after each block. Raises: CheckpointError."""
     fields.only("use_bidirectional_attention", False)
-    norm = NormSpec(FINAL_NORM, read_eps(fields), offset=1.0)
+    norm = NormSpec(FINAL_NORM, fields.eps(), offset=1.0)
     return read_decoder(
         fields,
         [sandwich_layer(fields, attention, mlp, _NORMS, norm) for attention in attentions],
         norm=norm,
-        embedding_scale=read_hidden_size(fields) ** 0.5,
+        embedding_scale=fields.hidden_size() ** 0.5,
         logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),
     )

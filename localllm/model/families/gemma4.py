@@ -20,13 +20,8 @@ from localllm.model.families.common import (
     SLIDING,
     read_attention,
     read_decoder,
-    read_eps,
     read_expert,
     read_gated_mlp,
-    read_hidden_size,
-    read_max_positions,
-    read_num_layers,
-    read_window,
     read_windowed_layers,
 )
 from localllm.model.families.gemma3 import gated_by_hidden_activation
@@ -41,7 +36,7 @@ def read_gemma4(fields: ConfigFields) -> Architecture:
     fields.only("use_bidirectional_attention", False, "vision")
     fields = gated_by_hidden_activation(fields)
     attentions = _read_attentions(fields)
-    mlp, eps, width = read_gated_mlp(fields), read_eps(fields), read_hidden_size(fields)
+    mlp, eps, width = read_gated_mlp(fields), fields.eps(), fields.hidden_size()
     wide = replace(mlp, inner_size=2 * mlp.inner_size)
     is_wide = fields.flag("use_double_wide_mlp")
     per_layer, experts = _read_per_layer(fields), _read_experts(fields)
@@ -119,14 +114,14 @@ def _read_per_layer(fields: ConfigFields) -> PerLayerSpec | None:
     if width == 0:
         return None
     tokens = fields.integer("vocab_size_per_layer_input", 1, 1 << 24, default=262144)
-    return PerLayerSpec(tokens, width, read_eps(fields))
+    return PerLayerSpec(tokens, width, fields.eps())
 
 
 def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
-    has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
-    norms = QueryKeyNorms(read_eps(fields), rounds_last=True, has_value=True)
+    has_bias, positions = fields.flag("attention_bias"), fields.max_positions()
+    norms = QueryKeyNorms(fields.eps(), rounds_last=True, has_value=True)
     own = replace(read_attention(fields, has_bias=has_bias, norms=norms), scores=Scores(1.0))
-    windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=read_window(fields))
+    windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=fields.window())
     takes_keys = fields.flag("attention_k_eq_v")
     full = replace(own, rope=read_rope(fields, positions, FULL), has_values=not takes_keys)
     kinds = read_windowed_layers(fields, every=6)
@@ -135,7 +130,7 @@ def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
         _with_own_heads(fields, windowed if is_windowed else full, i)
         for i, is_windowed in enumerate(kinds)
     ]
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     num_readers = fields.integer("num_kv_shared_layers", 0, num_layers, default=0)
     sources = dict(zip(kinds[: num_layers - num_readers], range(num_layers), strict=False))
     for i in range(num_layers - num_readers, num_layers):

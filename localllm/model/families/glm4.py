@@ -9,7 +9,6 @@ from localllm.model.families.common import (
     read_attention,
     read_decoder,
     read_gated_mlp,
-    read_num_layers,
     sandwich_layer,
 )
 
@@ -27,4 +26,4 @@ def read_glm4(fields: ConfigFields) -> Architecture:
     attention = replace(attention, rope=replace(attention.rope, is_interleaved=True))
     mlp = replace(read_gated_mlp(fields), names=WHOLE)
     layer = sandwich_layer(fields, attention, mlp, _NORMS)
-    return read_decoder(fields, [layer] * read_num_layers(fields))
+    return read_decoder(fields, [layer] * fields.num_layers())

@@ -2,7 +2,6 @@
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import read_num_layers
 from localllm.model.families.latent import read_latent_attention
 from localllm.model.families.sigmoid_experts import read_mixed_decoder, read_sigmoid_router
 
@@ -11,7 +10,7 @@ _SPARSE, _DENSE = "sparse", "dense"
 
 def read_glm4_moe_lite(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`."""
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     kinds = fields.choices("mlp_layer_types", (_DENSE, _SPARSE), num_layers)
     kinds = kinds or (_DENSE, *[_SPARSE] * (num_layers - 1))
     is_interleaved = fields.flag("rope_interleave", default=True)

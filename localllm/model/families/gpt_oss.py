@@ -12,10 +12,6 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
-    read_hidden_size,
-    read_num_experts,
-    read_window,
     read_windowed_layers,
 )
 from localllm.model.families.qwen_moe import EXPERT_NAMES
@@ -42,16 +38,16 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         fields.only(name, built)
     has_bias = fields.flag("attention_bias", default=True)
     full = replace(read_attention(fields, has_bias=has_bias), scores=Scores(has_sinks=True))
-    windowed = replace(full, window=read_window(fields))
+    windowed = replace(full, window=fields.window())
     expert = GatedMLPSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         fields.integer("intermediate_size", 1, 1 << 22),
         has_bias=True,
         names=EXPERT_NAMES,
         gate="clamped",
     )
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"),
+        *fields.num_experts("num_local_experts"),
         linear="mlp.router",
         has_bias=True,
         renormalises=True,
@@ -67,7 +63,7 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         ),
     )
 
-    norm = NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
+    norm = NormSpec(FINAL_NORM, fields.eps(), rounds_last=True)
     layers = [
         pre_norm_layer(fields, windowed if is_windowed else full, experts, norm=norm)
         for is_windowed in read_windowed_layers(fields, every=2)

@@ -17,12 +17,8 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_hidden_size,
     read_kinds,
-    read_num_experts,
-    read_num_layers,
     refuse_step_limits,
 )
 from localllm.model.rope_config import NO_ROPE
@@ -60,7 +56,7 @@ def read_granite4(fields: ConfigFields) -> Architecture:
 
 
 def _read_mamba(fields: ConfigFields) -> MambaSpec:
-    hidden_size = read_hidden_size(fields)
+    hidden_size = fields.hidden_size()
     num_heads = fields.integer("mamba_n_heads", 1, 1 << 16, default=128)
     inner_size = hidden_size * fields.integer("mamba_expand", 1, 1024, default=2)
     if inner_size % num_heads:
@@ -79,7 +75,7 @@ def _read_mamba(fields: ConfigFields) -> MambaSpec:
         num_groups,
         fields.integer("mamba_d_state", 1, 1 << 16, default=256),
         fields.integer("mamba_d_conv", 2, 64, default=4),
-        read_eps(fields),
+        fields.eps(),
         has_bias=fields.flag("mamba_proj_bias"),
         has_conv_bias=fields.flag("mamba_conv_bias", default=True),
     )
@@ -87,7 +83,7 @@ def _read_mamba(fields: ConfigFields) -> MambaSpec:
 
 def _read_experts(fields: ConfigFields) -> ExpertsSpec:
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"),
+        *fields.num_experts("num_local_experts"),
         linear="block_sparse_moe.router.layer",
         renormalises=True,
     )
@@ -99,7 +95,7 @@ def _read_experts(fields: ConfigFields) -> ExpertsSpec:
 
 
 def _read_granite(fields: ConfigFields, mlp: GatedMLPSpec | ExpertsSpec) -> Architecture:
-    return _read_decoder(fields, [_read_attention(fields)] * read_num_layers(fields), mlp)
+    return _read_decoder(fields, [_read_attention(fields)] * fields.num_layers(), mlp)
 
 
 def _read_attention(fields: ConfigFields, *, is_rotated: bool = True) -> AttentionSpec:

@@ -8,19 +8,14 @@ from typing import Any
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_eps,
-    read_gated_mlp,
-    read_uniform_decoder,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
 
 
 def read_hunyuan(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields, alpha = _without_alpha(fields)
     norms = QueryKeyNorms(
-        read_eps(fields),
+        fields.eps(),
         "self_attn.query_layernorm",
         "self_attn.key_layernorm",
         is_late=True,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import check_pair_factors, read_hidden_size, read_max_positions
+from localllm.model.families.common import check_pair_factors
 from localllm.model.rope_config import read_rope
 
 
@@ -24,7 +24,7 @@ def read_latent_attention(fields: ConfigFields, *, is_interleaved: bool) -> Late
     for name, width in (("qk_rope_head_dim", rope_dim), ("kv_lora_rank", latent_rank)):
         if width % 2:
             fields.fail(name, "even")
-    rope = replace(read_rope(fields, read_max_positions(fields)), is_interleaved=is_interleaved)
+    rope = replace(read_rope(fields, fields.max_positions()), is_interleaved=is_interleaved)
     if rope.partial != 1:
         fields.refuse("latent attention whose rotated part turns in part is")
     check_pair_factors(fields, rope, rope_dim)
@@ -33,7 +33,7 @@ def read_latent_attention(fields: ConfigFields, *, is_interleaved: bool) -> Late
     if rope.kind != "default" and rope.mscale_all_dim is not None:
         scale *= rope.temperature(rope.mscale_all_dim) ** 2
     return LatentAttentionSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         fields.integer("num_attention_heads", 1, 4096),
         query_rank,
         latent_rank,

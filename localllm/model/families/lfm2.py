@@ -20,12 +20,8 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_expert,
     read_gated_mlp,
-    read_hidden_size,
-    read_num_experts,
-    read_num_layers,
 )
 from localllm.model.norm import NormSpec
 
@@ -39,12 +35,12 @@ _EXPERT_NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
 def read_lfm2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     mlp = _read_adjusted_mlp(fields)
-    return _read(fields, [mlp] * read_num_layers(fields))
+    return _read(fields, [mlp] * fields.num_layers())
 
 
 def read_lfm2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    num_experts, top_k = read_num_experts(fields)
+    num_experts, top_k = fields.num_experts()
     router = RouterSpec(
         num_experts,
         top_k,
@@ -56,7 +52,7 @@ def read_lfm2_moe(fields: ConfigFields) -> Architecture:
     )
     experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", _EXPERT_NAMES), router)
     dense = replace(read_gated_mlp(fields), names=MLP_NAMES)
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     num_dense = fields.integer("num_dense_layers", 0, num_layers)
     return _read(fields, [dense] * num_dense + [experts] * (num_layers - num_dense))
 
@@ -64,12 +60,12 @@ def read_lfm2_moe(fields: ConfigFields) -> Architecture:
 def read_short_conv(fields: ConfigFields) -> ShortConvSpec:
     """Raises: CheckpointError."""
     taps = fields.integer("conv_L_cache", 2, 64)
-    return ShortConvSpec(read_hidden_size(fields), taps, fields.flag("conv_bias"))
+    return ShortConvSpec(fields.hidden_size(), taps, fields.flag("conv_bias"))
 
 
 def _read(fields: ConfigFields, seconds: Sequence[GatedMLPSpec | ExpertsSpec]) -> Architecture:
     """A decoder with one of `seconds` in each layer."""
-    eps, conv = read_eps(fields), read_short_conv(fields)
+    eps, conv = fields.eps(), read_short_conv(fields)
     norms = QueryKeyNorms(eps, "self_attn.q_layernorm", "self_attn.k_layernorm")
     attention = read_attention(fields, norms=norms)
     linears = replace(attention.linears, output="self_attn.out_proj")
@@ -85,7 +81,7 @@ def _read(fields: ConfigFields, seconds: Sequence[GatedMLPSpec | ExpertsSpec]) -
 
 def _kinds(fields: ConfigFields) -> list[bool]:
     """Of each layer whether it is attention: by `layer_types`, or those of `full_attn_idxs`."""
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     found = fields.choices("layer_types", (FULL, CONV), num_layers)
     if found is not None:
         return [each == FULL for each in found]

@@ -14,11 +14,8 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
     read_kinds,
-    read_max_positions,
-    read_window,
     sandwich_layer,
 )
 from localllm.model.families.lfm2 import (
@@ -34,7 +31,7 @@ from localllm.model.rope_config import read_rope
 
 def read_lfm3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    eps, positions = read_eps(fields), read_max_positions(fields)
+    eps, positions = fields.eps(), fields.max_positions()
     has_bias = fields.flag("attention_bias")
     attention = read_attention(fields, has_bias=has_bias, norms=QueryKeyNorms(eps))
     if fields.flag("use_attention_gate", default=True):
@@ -44,7 +41,7 @@ def read_lfm3(fields: ConfigFields) -> Architecture:
         CONV: read_short_conv(fields),
         FULL: replace(attention, rope=read_rope(fields, positions, FULL)),
         SLIDING: replace(
-            attention, rope=read_rope(fields, positions, SLIDING), window=read_window(fields)
+            attention, rope=read_rope(fields, positions, SLIDING), window=fields.window()
         ),
     }
     mlp = replace(read_gated_mlp(fields), names=MLP_NAMES)

@@ -5,12 +5,7 @@ from dataclasses import replace
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryGrowth, Scores
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_gated_mlp,
-    read_uniform_decoder,
-    read_window,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
 from localllm.model.rope_config import with_default_rope
 
 # Where config.json names no rotation, as its class has it.
@@ -30,7 +25,7 @@ _ROPE = {
 def read_ministral3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = with_default_rope(fields, _ROPE)
-    attention = read_attention(fields, window=read_window(fields))
+    attention = read_attention(fields, window=fields.window())
     asked = ConfigFields(fields.get("rope_parameters"), f"{fields.where}: rope_parameters")
     beta = asked.nonzero_number("llama_4_scaling_beta", 0.0, 1e3)
     if beta is not None:

@@ -2,15 +2,10 @@
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_gated_mlp,
-    read_uniform_decoder,
-    read_window,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
 
 
 def read_mistral(fields: ConfigFields) -> Architecture:
     """Read a Mistral config. Raises: CheckpointError."""
-    attention = read_attention(fields, window=read_window(fields))
+    attention = read_attention(fields, window=fields.window())
     return read_uniform_decoder(fields, attention, read_gated_mlp(fields))

@@ -4,13 +4,7 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_expert,
-    read_num_experts,
-    read_uniform_decoder,
-    read_window,
-)
+from localllm.model.families.common import read_attention, read_expert, read_uniform_decoder
 
 _EXPERT = "block_sparse_moe.experts.{}."
 _NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
@@ -18,9 +12,9 @@ _NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
 
 def read_mixtral(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    attention = read_attention(fields, window=read_window(fields))
+    attention = read_attention(fields, window=fields.window())
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"),
+        *fields.num_experts("num_local_experts"),
         linear="block_sparse_moe.gate",
         renormalises=True,
     )

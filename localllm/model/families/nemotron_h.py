@@ -12,14 +12,7 @@ from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.blocks.router import Groups, RouterSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    FULL,
-    read_attention,
-    read_decoder,
-    read_hidden_size,
-    read_num_experts,
-    refuse_step_limits,
-)
+from localllm.model.families.common import FULL, read_attention, read_decoder, refuse_step_limits
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import NO_ROPE
@@ -54,7 +47,7 @@ def _read_layer(fields: ConfigFields, kind: str, eps: float) -> LayerPlan:
         case _:
             experts, shared = _read_experts(fields)
             places += [Place(norm, experts, shares_input=True), Place(None, shared)]
-    return LayerPlan(tuple(places), read_hidden_size(fields))
+    return LayerPlan(tuple(places), fields.hidden_size())
 
 
 def _read_kinds(fields: ConfigFields) -> list[str]:
@@ -79,7 +72,7 @@ def _read_mamba(fields: ConfigFields, eps: float) -> MambaSpec:
     if num_heads % num_groups:
         fields.fail("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
     return MambaSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         num_heads,
         fields.integer("mamba_head_dim", 1, 1 << 16, default=64),
         num_groups,
@@ -102,7 +95,7 @@ def _read_attention(fields: ConfigFields) -> AttentionSpec:
 def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
     fields.only("mlp_hidden_act", "relu2")
     return GatedMLPSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         fields.integer(inner, 1, 1 << 22),
         fields.flag("mlp_bias"),
         (f"{own}up_proj", f"{own}down_proj"),
@@ -113,7 +106,7 @@ def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
 def _read_experts(
     fields: ConfigFields,
 ) -> tuple[ExpertsSpec | LatentExpertsSpec, GatedMLPSpec]:
-    num_experts, top_k = read_num_experts(fields, "n_routed_experts")
+    num_experts, top_k = fields.num_experts("n_routed_experts")
     count = fields.integer("n_group", 1, num_experts, default=1)
     if num_experts % count or (count > 1 and num_experts < 2 * count):
         fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts}), two in each")
@@ -135,6 +128,6 @@ def _read_experts(
     latent = replace(expert, hidden_size=fields.integer("moe_latent_size", 1, 1 << 20))
     names = "mixer.fc1_latent_proj", "mixer.fc2_latent_proj"
     experts = LatentExpertsSpec(
-        read_hidden_size(fields), ExpertsSpec(latent, router), fields.flag("mlp_bias"), *names
+        fields.hidden_size(), ExpertsSpec(latent, router), fields.flag("mlp_bias"), *names
     )
     return experts, shared

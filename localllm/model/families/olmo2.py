@@ -9,26 +9,24 @@ from localllm.model.families.common import (
     post_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_num_layers,
 )
 from localllm.model.norm import NormSpec
 
 
 def read_olmo2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    return read_olmo(fields, [read_olmo_attention(fields)] * read_num_layers(fields))
+    return read_olmo(fields, [read_olmo_attention(fields)] * fields.num_layers())
 
 
 def read_olmo(fields: ConfigFields, attentions: Sequence[AttentionSpec]) -> Architecture:
     """A decoder around the attention of each layer. Raises: CheckpointError."""
-    mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
+    mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, fields.eps(), rounds_last=True)
     layers = [post_norm_layer(fields, each, mlp, norm) for each in attentions]
     return read_decoder(fields, layers, norm=norm)
 
 
 def read_olmo_attention(fields: ConfigFields) -> AttentionSpec:
     """Raises: CheckpointError."""
-    norms = QueryKeyNorms(read_eps(fields), is_whole=True, rounds_last=True)
+    norms = QueryKeyNorms(fields.eps(), is_whole=True, rounds_last=True)
     return read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)

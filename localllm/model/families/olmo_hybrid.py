@@ -13,10 +13,8 @@ from localllm.model.families.common import (
     post_norm_layer,
     pre_norm_layer,
     read_decoder,
-    read_eps,
     read_gated_mlp,
-    read_hidden_size,
-    read_num_layers,
+    read_kinds,
 )
 from localllm.model.families.olmo2 import read_olmo_attention
 from localllm.model.families.qwen3_5 import read_delta_net
@@ -34,21 +32,14 @@ def read_olmo_hybrid(fields: ConfigFields) -> Architecture:
     rope = fields.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:
         attention = replace(attention, rope=NO_ROPE)
-    mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, read_eps(fields), rounds_last=True)
+    mlp, norm = read_gated_mlp(fields), NormSpec(FINAL_NORM, fields.eps(), rounds_last=True)
     full = post_norm_layer(fields, attention, mlp, norm)
     linear = pre_norm_layer(fields, delta_net, mlp, norm=norm)
-    layers = [linear if kind == _LINEAR else full for kind in _kinds(fields)]
-    return read_decoder(fields, layers, norm=norm)
-
-
-def _kinds(fields: ConfigFields) -> tuple[str, ...]:
-    count = read_num_layers(fields)
-    found = fields.choices("layer_types", (FULL, _LINEAR), count)
-    if found is not None:
-        return found
     # Attention every fourth layer, and at least once.
-    kinds = [FULL if i % 4 == 3 else _LINEAR for i in range(count)]
-    return (*kinds[:-1], kinds[-1] if FULL in kinds else FULL)
+    every = min(4, fields.num_layers())
+    kinds = read_kinds(fields, (FULL, _LINEAR), lambda i: _LINEAR if (i + 1) % every else FULL)
+    layers = [linear if kind == _LINEAR else full for kind in kinds]
+    return read_decoder(fields, layers, norm=norm)
 
 
 def _read_delta_net(fields: ConfigFields) -> DeltaNetSpec:
@@ -58,7 +49,7 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNetSpec:
             own = own.changed({name: heads})
     if own.get("linear_key_head_dim") is None:
         count = own.integer("linear_num_key_heads", 1, 4096)
-        width = int(0.75 * read_hidden_size(fields) / count)
+        width = int(0.75 * fields.hidden_size() / count)
         own = own.changed({"linear_key_head_dim": width})
     if own.get("linear_value_head_dim") is None:
         width = 2 * own.integer("linear_key_head_dim", 1, 1024)

@@ -5,18 +5,13 @@ from dataclasses import replace
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.gated_mlp import WHOLE
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    read_attention,
-    read_gated_mlp,
-    read_uniform_decoder,
-    read_window,
-)
+from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
 
 
 def read_phi3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = _with_longrope(fields)
-    attention = read_attention(fields, window=read_window(fields))
+    attention = read_attention(fields, window=fields.window())
     attention = replace(attention, linears=replace(attention.linears, is_whole=True))
     mlp = replace(read_gated_mlp(fields), names=WHOLE)
     return read_uniform_decoder(fields, attention, mlp)

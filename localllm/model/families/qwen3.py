@@ -3,12 +3,12 @@
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import read_attention, read_eps
+from localllm.model.families.common import read_attention
 from localllm.model.families.qwen2 import read_qwen
 
 
 def read_qwen3(fields: ConfigFields) -> Architecture:
     """Read a Qwen3 config. Raises: CheckpointError."""
-    norms = QueryKeyNorms(read_eps(fields))
+    norms = QueryKeyNorms(fields.eps())
     attention = read_attention(fields, has_bias=fields.flag("attention_bias"), norms=norms)
     return read_qwen(fields, attention)

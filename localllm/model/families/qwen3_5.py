@@ -16,13 +16,9 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_expert,
     read_gated_mlp,
-    read_hidden_size,
     read_kinds,
-    read_num_experts,
-    read_num_layers,
 )
 from localllm.model.families.qwen_moe import EXPERT_NAMES, read_dense_layers, read_gated_expert
 from localllm.model.norm import NormSpec
@@ -33,12 +29,12 @@ _LINEAR = "linear_attention"
 def read_qwen3_5(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     mlp = (read_gated_mlp(fields),)
-    return _read(fields, [mlp] * read_num_layers(fields))
+    return _read(fields, [mlp] * fields.num_layers())
 
 
 def read_qwen3_5_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    return _read(fields, [_read_experts(fields)] * read_num_layers(fields))
+    return _read(fields, [_read_experts(fields)] * fields.num_layers())
 
 
 def read_qwen3_next(fields: ConfigFields) -> Architecture:
@@ -46,7 +42,7 @@ def read_qwen3_next(fields: ConfigFields) -> Architecture:
     experts, mlp = _read_experts(fields), (read_gated_mlp(fields),)
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)
     kept = read_dense_layers(fields)
-    is_dense = [i in kept or (i + 1) % every > 0 for i in range(read_num_layers(fields))]
+    is_dense = [i in kept or (i + 1) % every > 0 for i in range(fields.num_layers())]
     return _read(fields, [mlp if each else experts for each in is_dense], WHOLE)
 
 
@@ -54,7 +50,7 @@ def _read(
     fields: ConfigFields, seconds: list[tuple[BlockSpec, ...]], names: DeltaNetNames = PARTS
 ) -> Architecture:
     """A decoder with the blocks of `seconds`, over the same input, after each layer's mixer."""
-    eps = read_eps(fields)
+    eps = fields.eps()
     attention = _read_attention(fields, eps)
     delta_net = replace(read_delta_net(fields, eps), names=names)
     norm = NormSpec(FINAL_NORM, eps, offset=1.0)
@@ -82,7 +78,7 @@ def read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
     if num_values % num_keys:
         fields.fail("linear_num_value_heads", f"a multiple of linear_num_key_heads ({num_keys})")
     return DeltaNetSpec(
-        read_hidden_size(fields),
+        fields.hidden_size(),
         num_keys,
         num_values,
         fields.integer("linear_key_head_dim", 1, 1024),
@@ -94,7 +90,7 @@ def read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
 
 def _read_experts(fields: ConfigFields) -> tuple[BlockSpec, ...]:
     router = RouterSpec(
-        *read_num_experts(fields), renormalises=fields.flag("norm_topk_prob", default=True)
+        *fields.num_experts(), renormalises=fields.flag("norm_topk_prob", default=True)
     )
     expert = read_expert(fields, "moe_intermediate_size", EXPERT_NAMES)
     # Qwen3.5's own files hold the experts stacked; Qwen3-Next's, and quantized ones, do not.

@@ -17,12 +17,8 @@ from localllm.model.families.common import (
     pre_norm_layer,
     read_attention,
     read_decoder,
-    read_eps,
     read_expert,
     read_gated_mlp,
-    read_num_experts,
-    read_num_layers,
-    read_window,
 )
 
 _EXPERT, _OWN = "mlp.experts.{}.", "mlp.shared_expert."
@@ -33,7 +29,7 @@ _SHARED_NAMES = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 def read_qwen2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias = fields.flag("qkv_bias", default=True)
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     kinds = fields.choices("layer_types", (FULL, SLIDING), num_layers)
     if kinds is None:
         first = fields.integer("max_window_layers", 0, 1024)
@@ -47,14 +43,14 @@ def read_qwen2_moe(fields: ConfigFields) -> Architecture:
 def read_qwen3_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     attention = read_attention(
-        fields, has_bias=fields.flag("attention_bias"), norms=QueryKeyNorms(read_eps(fields))
+        fields, has_bias=fields.flag("attention_bias"), norms=QueryKeyNorms(fields.eps())
     )
-    windows = [_window(fields)] * read_num_layers(fields)
+    windows = [_window(fields)] * fields.num_layers()
     return _read_qwen_moe(fields, attention, windows)
 
 
 def _window(fields: ConfigFields) -> int | None:
-    return read_window(fields) if fields.flag("use_sliding_window") else None
+    return fields.window() if fields.flag("use_sliding_window") else None
 
 
 def _read_qwen_moe(
@@ -63,7 +59,7 @@ def _read_qwen_moe(
     windows: Sequence[int | None],
     shared: GatedMLPSpec | None = None,
 ) -> Architecture:
-    router = RouterSpec(*read_num_experts(fields), renormalises=fields.flag("norm_topk_prob"))
+    router = RouterSpec(*fields.num_experts(), renormalises=fields.flag("norm_topk_prob"))
     experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", EXPERT_NAMES), router)
     dense = read_gated_mlp(fields)
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)

@@ -10,14 +10,7 @@ from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import Groups, RouterSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import (
-    pre_norm_layer,
-    read_decoder,
-    read_expert,
-    read_gated_mlp,
-    read_num_experts,
-    read_num_layers,
-)
+from localllm.model.families.common import pre_norm_layer, read_decoder, read_expert, read_gated_mlp
 from localllm.model.families.qwen_moe import EXPERT_NAMES
 
 _OWN = "mlp.shared_experts."
@@ -28,7 +21,7 @@ def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
     """The router. Raises: CheckpointError."""
     fields.only("topk_method", "noaux_tc")
     fields.only("scoring_func", "sigmoid")
-    num_experts, top_k = read_num_experts(fields, "n_routed_experts")
+    num_experts, top_k = fields.num_experts("n_routed_experts")
     return RouterSpec(
         num_experts,
         top_k,
@@ -68,7 +61,7 @@ def read_shared(fields: ConfigFields) -> GatedMLPSpec:
 
 def first_dense(fields: ConfigFields) -> list[bool]:
     """Of each layer whether it has experts: all but the first ones. Raises: CheckpointError."""
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     num_dense = fields.integer("first_k_dense_replace", 0, num_layers)
     return [i >= num_dense for i in range(num_layers)]
 

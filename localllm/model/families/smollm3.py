@@ -11,8 +11,6 @@ from localllm.model.families.common import (
     read_attention,
     read_decoder,
     read_gated_mlp,
-    read_num_layers,
-    read_window,
 )
 from localllm.model.rope_config import NO_ROPE
 
@@ -35,12 +33,12 @@ def _windows(fields: ConfigFields, rotated: tuple[int, ...]) -> list[int | None]
     if kinds is None:
         is_used = fields.flag("use_sliding_window")
         kinds = tuple(FULL if each or not is_used else SLIDING for each in rotated)
-    return [read_window(fields) if kind == SLIDING else None for kind in kinds]
+    return [fields.window() if kind == SLIDING else None for kind in kinds]
 
 
 def _rotated(fields: ConfigFields) -> tuple[int, ...]:
     """1 for each layer with rotary embedding, else 0 (`no_rope_layers`, despite its name)."""
-    num_layers = read_num_layers(fields)
+    num_layers = fields.num_layers()
     interval = fields.integer("no_rope_layer_interval", 1, 1024, default=4)
     as_it_comes = tuple(int((i + 1) % interval > 0) for i in range(num_layers))
     return fields.integers("no_rope_layers", 0, 1, num_layers) or as_it_comes
