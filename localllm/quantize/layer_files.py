@@ -1,6 +1,6 @@
 """The quantized layers as parts of a work folder: written, and read back as they will be used."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -39,13 +39,19 @@ def exact_vectors(source: WeightMap, index: int, plan: LayerPlan) -> set[str]:
     return {name for name in plan.vectors() if source.plain[f"{prefix}{name}"].dtype == "F32"}
 
 
-def stored_plain(
-    plain: Mapping[str, Tensor], exact: Collection[str], dtype: torch.dtype
+def stored_layer(
+    prefix: str, layer: QuantizedLayer, scheme: Scheme, dtype: torch.dtype, exact: Collection[str]
 ) -> dict[str, Tensor]:
-    """A layer's plain tensors as files hold them: `exact` in float32, others in `dtype`."""
-    return {
-        name: tensor.to(torch.float32 if name in exact else dtype) for name, tensor in plain.items()
+    """The tensors that files hold for a layer, whose names begin with `prefix`: plain ones in
+    `dtype`, but those of `exact` in float32.
+    """
+    tensors = {
+        f"{prefix}{name}": tensor.to(torch.float32 if name in exact else dtype)
+        for name, tensor in layer.plain.items()
     }
+    for linear, weight in layer.weights.items():
+        tensors |= stored_tensors(f"{prefix}{linear}", weight, scheme, dtype)
+    return tensors
 
 
 def write_layer(
@@ -56,12 +62,10 @@ def write_layer(
     dtype: torch.dtype,
     exact: Collection[str],
 ) -> None:
-    """Write layer `index` with its errors; `exact`, `dtype`: see `stored_plain`."""
-    prefix = f"{layer_name(index)}."
-    plain = stored_plain(layer.plain, exact, dtype)
-    tensors = {f"{prefix}{name}": tensor for name, tensor in plain.items()}
-    for linear, weight in layer.weights.items():
-        tensors |= stored_tensors(f"{prefix}{linear}", weight, scheme, dtype)
+    """Write layer `index`; its notes are `errors` and `rows`, see QuantizedLayer. `exact`, `dtype`:
+    see `stored_layer`.
+    """
+    tensors = stored_layer(f"{layer_name(index)}.", layer, scheme, dtype, exact)
     work.write(part_name(index), tensors, {"errors": layer.errors, "rows": layer.rows})
 
 
@@ -81,15 +85,3 @@ def read_layer(
         parts = {name.removeprefix(f"{linear}."): stored.pop(name) for name in own}
         tensors[f"{linear}.weight"] = scheme.read(parts).dequantize(torch.float32)
     return tensors | {name: tensor.float() for name, tensor in stored.items()}
-
-
-def read_rows(work: WorkFolder, index: int) -> dict[str, int]:
-    """The calibration's rows that each expert of layer `index` saw, by its last linear."""
-    rows: dict[str, int] = work.notes(part_name(index))["rows"]
-    return rows
-
-
-def read_errors(work: WorkFolder, index: int) -> dict[str, float]:
-    """The errors of the linears of layer `index`, by their names within the layer."""
-    errors: dict[str, float] = work.notes(part_name(index))["errors"]
-    return errors

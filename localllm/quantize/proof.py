@@ -49,21 +49,16 @@ def compare(
         open_weights(result.weights, dtype, device) as own,
         open_weights(source.weights, dtype, device) as whole,
     ):
-        readers = (own, whole)
-        specs = (result, source)
-        streams = []
-        for reader in readers:
-            begun = CalibrationStream.begin(reader, source.architecture, windows, ropes, ops)
-            streams.append(begun)
-        for i in range(source.architecture.num_layers):
-            for reader, checked, stream in zip(readers, specs, streams, strict=True):
+        readers, architecture = (own, whole), source.architecture
+        streams = [
+            CalibrationStream.begin(reader, architecture, windows, ropes, ops) for reader in readers
+        ]
+        for i in range(architecture.num_layers):
+            for reader, checked, stream in zip(readers, (result, source), streams, strict=True):
                 stream.enter(i)
                 stream.pass_through(reader.layer(checked.architecture, i, ropes))
-        norms = [reader.last_norm(source.architecture) for reader in readers]
-        heads = [
-            reader.head(source.architecture, reader.embedding(source.architecture))
-            for reader in readers
-        ]
+        norms = [reader.last_norm(architecture) for reader in readers]
+        heads = [reader.head(architecture, reader.embedding(architecture)) for reader in readers]
         # The last token of a window has no next one.
         targets = torch.cat([windows[:, 1:], windows.new_full((len(windows), 1), -1)], 1).flatten()
         start = 0

@@ -1,6 +1,6 @@
 """The recipe of a quantization: method, grid, file format."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
@@ -155,10 +155,6 @@ class Recipe:
         # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)
-
-    def described(self) -> dict[str, Any]:
-        """The fields, for the report."""
-        return asdict(self)
 
 
 def _group(

@@ -54,7 +54,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     speeds = outcome.decode_tokens_per_s
     return {
         "source": outcome.source,
-        "recipe": outcome.recipe.described(),
+        "recipe": asdict(outcome.recipe),
         "calibration": outcome.calibration,
         "bytes": {"source": outcome.source_bytes, "result": outcome.result_bytes},
         "kept_bytes": outcome.kept.num_bytes,

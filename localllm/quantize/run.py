@@ -5,7 +5,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,8 @@ from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
     exact_vectors,
     part_name,
-    read_errors,
     read_layer,
-    read_rows,
-    stored_plain,
+    stored_layer,
     stored_tensors,
     write_layer,
 )
@@ -99,7 +97,7 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
     with open_work_folder(request.out) as work:
         check_space(request.out.parent, 2 * result_bytes(source, request.recipe))
         state = {
-            "recipe": request.recipe.described(),
+            "recipe": asdict(request.recipe),
             "calibration": request.calibration.described(),
             "source": fingerprint(source.folder, sorted(source.weights.files)),
             "version": __version__,
@@ -151,7 +149,7 @@ class _Job:
                     self._write_layer(
                         i, round_layer(self._read_layer(reader, i), self._plans[i], self._recipe)
                     )
-                errors = read_errors(self._work, i)
+                errors: dict[str, float] = self._work.notes(part_name(i))["errors"]
                 worst = max(errors, key=errors.__getitem__)
                 self._progress("layers", i + 1, self._num_layers, f"{worst} {errors[worst]:.2%}")
 
@@ -226,17 +224,13 @@ class _Job:
         cpu = torch.device("cpu")
         with open_weights(head.weights, torch.float32, cpu) as reader:
             own = {name: reader.read(f"{prefix}{name}") for name in plan.tensors()}
-        layer = round_layer(own, plan, recipe)
-        plain = stored_plain(layer.plain, exact_vectors(head.weights, 0, plan), self._stored_dtype)
-        stored = {f"{prefix}{name}": value for name, value in plain.items()}
+        layer, dtype = round_layer(own, plan, recipe), self._stored_dtype
+        exact = exact_vectors(head.weights, 0, plan)
+        stored = stored_layer(prefix, layer, self._recipe.scheme, dtype, exact)
         with open_source(head.weights) as source:
             for name in head.weights.plain.keys() - {f"{prefix}{name}" for name in own}:
                 value = source.plain(name)
-                is_float = value.is_floating_point()
-                stored[name] = value.to(self._stored_dtype) if is_float else value
-        for linear, weight in layer.weights.items():
-            scheme = self._recipe.scheme
-            stored |= stored_tensors(f"{prefix}{linear}", weight, scheme, self._stored_dtype)
+                stored[name] = value.to(dtype) if value.is_floating_point() else value
         named = {head.layout.stored_name(name): value for name, value in stored.items()}
         errors = {
             head.layout.stored_name(f"{prefix}{name}"): error
@@ -257,7 +251,7 @@ class _Job:
         errors = {
             f"{layer_name(i)}.{linear}": error
             for i in range(self._num_layers)
-            for linear, error in read_errors(self._work, i).items()
+            for linear, error in self._work.notes(part_name(i))["errors"].items()
         }
         if self._source.head is not None:
             errors |= self._work.notes(_HEAD_THAT_DRAFTS)["errors"]
@@ -287,7 +281,7 @@ class _Job:
             expert_rows={
                 f"{layer_name(i)}.{linear}": rows
                 for i in range(self._num_layers)
-                for linear, rows in read_rows(self._work, i).items()
+                for linear, rows in self._work.notes(part_name(i))["rows"].items()
             },
             quality=quality,
             decode_tokens_per_s=speeds,
