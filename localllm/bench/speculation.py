@@ -7,7 +7,7 @@ would tell nothing about it.
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
@@ -39,15 +39,6 @@ class Script:
     params: SamplingParams
 
 
-@dataclass(slots=True)
-class _Found:
-    plain_s: list[float] = field(default_factory=list)
-    drafting_s: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a batch, from the first token on."""
@@ -76,7 +67,8 @@ class SpeculationSuite(Suite):
         self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
         self._scripts = make_scripts(subject, num_tokens, seed, texts, num_prompt)
-        self._found: dict[tuple[str, str, int], _Found] = {}
+        # By drafters, text and batch: the runs without drafts and with them.
+        self._found: dict[tuple[str, str, int], list[tuple[Run, Run]]] = {}
         self._index: Result | None = None
         self._seed = seed
 
@@ -93,26 +85,27 @@ class SpeculationSuite(Suite):
 
     def results(self) -> list[Result]:
         rows = [] if self._index is None else [self._index]
-        for (drafters, name, batch), found in self._found.items():
-            if not found.drafting_s:
+        for (drafters, name, batch), pairs in self._found.items():
+            if not pairs:
                 continue
-            ratios = [a / b for a, b in zip(found.plain_s, found.drafting_s, strict=True)]
-            speedup = Spread.of(ratios)
-            num_tokens = found.num_tokens / len(ratios)
+            plain, drafting = zip(*pairs, strict=True)
+            speedup = Spread.of([one.seconds / other.seconds for one, other in pairs])
+            num_tokens = sum(run.num_tokens for run in drafting)
+            num_drafted = sum(run.num_drafted for run in drafting)
+            num_accepted = sum(run.num_accepted for run in drafting)
             rows.append(
                 Result(
                     "speculation",
                     name,
-                    {"drafters": drafters, "batch": batch, "pairs": len(ratios)},
+                    {"drafters": drafters, "batch": batch, "pairs": len(pairs)},
                     {
-                        "plain_tokens_per_s": _speed(num_tokens, found.plain_s),
-                        "tokens_per_s": _speed(num_tokens, found.drafting_s),
+                        "plain_tokens_per_s": _speed(num_tokens / len(pairs), plain),
+                        "tokens_per_s": _speed(num_tokens / len(pairs), drafting),
                         "speedup": speedup,
                         # In each of its steps a request gets one token that was not drafted.
-                        "tokens_per_step": found.num_tokens
-                        / (found.num_tokens - found.num_accepted),
-                        "drafted": found.num_drafted,
-                        "accepted": found.num_accepted / max(1, found.num_drafted),
+                        "tokens_per_step": num_tokens / (num_tokens - num_accepted),
+                        "drafted": num_drafted,
+                        "accepted": num_accepted / max(1, num_drafted),
                     },
                     f"{speedup.median:.2f} times ({speedup.min:.2f} to {speedup.max:.2f})",
                 )
@@ -127,7 +120,7 @@ class SpeculationSuite(Suite):
         batch: int,
         progress: Callable[[str], None],
     ) -> None:
-        found = self._found[drafters, script.name, batch] = _Found()
+        pairs = self._found[drafters, script.name, batch] = list[tuple[Run, Run]]()
         plain = self._subject.engine
         # What was learned in a run is known to the next, as in a long-running process. Its text is
         # not, since all runs may produce the same.
@@ -137,13 +130,8 @@ class SpeculationSuite(Suite):
             # The two take turns to go first.
             order = (None, speculator)[:: 1 if pair % 2 else -1]
             runs = {each is None: run_script(plain, each, script, batch, pair) for each in order}
-            if pair == 0:
-                continue  # it measures step times
-            found.plain_s.append(runs[True].seconds)
-            found.drafting_s.append(runs[False].seconds)
-            found.num_tokens += runs[False].num_tokens
-            found.num_drafted += runs[False].num_drafted
-            found.num_accepted += runs[False].num_accepted
+            if pair > 0:  # the first one measures step times
+                pairs.append((runs[True], runs[False]))
 
 
 def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
@@ -266,8 +254,8 @@ def begin_script(
     return told
 
 
-def _speed(num_tokens: float, seconds: Sequence[float]) -> Spread:
-    return Spread.of([num_tokens / each for each in seconds])
+def _speed(num_tokens: float, runs: Sequence[Run]) -> Spread:
+    return Spread.of([num_tokens / run.seconds for run in runs])
 
 
 def _tokenizer_of(subject: Subject) -> Tokenizer:
