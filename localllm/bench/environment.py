@@ -29,17 +29,14 @@ def describe_environment(device: torch.device | None) -> dict[str, Any]:
         "versions": versions,
     }
     if device is not None:
-        on_gpu = device.type == "cuda"
-        described["device"] = _gpu_name(device) if on_gpu else described["processor"]
+        described["device"] = described["processor"]
+        if device.type == "cuda":
+            described["device"] = torch.cuda.get_device_name(device)
         described["threads"] = torch.get_num_threads()
     commit = _commit()
     if commit is not None:
         described["commit"] = commit
     return described
-
-
-def _gpu_name(device: torch.device) -> str:
-    return str(torch.cuda.get_device_name(device))
 
 
 def processor_name() -> str:

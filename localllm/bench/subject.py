@@ -81,16 +81,16 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)
     load_s = time.monotonic() - started
     formats = {type(each.scheme).__name__.lower() for each in weights.quantized.values()}
-
-    def linear_bytes(linear: str) -> int:
-        return _stored_bytes(weights, linear, decoder)
-
     return Subject(
         found.name,
         ", ".join(sorted(formats)) or str(decoder.dtype).removeprefix("torch."),
         engine.beside(),
         decoder,
-        ModelWork.of(found.architecture, linear_bytes, _row_bytes(decoder)),
+        ModelWork.of(
+            found.architecture,
+            lambda linear: _stored_bytes(weights, linear, decoder),
+            _row_bytes(decoder),
+        ),
         _arithmetic(decoder, sorted(weights.kinds)),
         load_s,
         found,
