@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from localllm.errors import TemplateError
@@ -28,20 +28,11 @@ _LONGEST = 3
 _TEXT: Mapping[str, Any] = {"type": "string", "description": "A text."}
 
 
-def _said(role: str, *names: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": f"q7{name}7q"} for name in names]
+def _said(role: str, name: str) -> dict[str, Any]:
+    return {"role": role, "content": f"q7{name}7q"}
 
 
-def _user(name: str) -> dict[str, Any]:
-    return _said("user", name)[0]
-
-
-def _system(name: str) -> dict[str, Any]:
-    return _said("system", name)[0]
-
-
-def _assistant(name: str) -> dict[str, Any]:
-    return _said("assistant", name)[0]
+_user, _system, _assistant = (partial(_said, role) for role in ("user", "system", "assistant"))
 
 
 def _calls(*names: str, said: str | None = "", as_text: bool = False) -> dict[str, Any]:
@@ -56,7 +47,7 @@ def _calls(*names: str, said: str | None = "", as_text: bool = False) -> dict[st
 
 def _result(name: str, place: int = 0) -> dict[str, Any]:
     found = {"tool_call_id": f"{_SHORT_ID[:-1]}{place}", "name": "clock"}
-    return {"role": "tool", "content": f"q7{name}7q", **found}
+    return {**_said("tool", name), **found}
 
 
 def _tool(parameters: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
