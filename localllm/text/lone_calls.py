@@ -115,20 +115,26 @@ class LoneCalls:
             self._held += text[:end]
             text = text[end:]
             if not self._may_go_on():
-                said += self._release()
+                said += self.flush_text()
         return said
 
     def flush(self) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
         """The rest of the text, or the calls that it is; call it when no more text comes."""
         if self._is_held and self._object is None and self._calls:
             calls = self._calls
-            self._release()
+            self.flush_text()
             return "", calls
-        return self._release(), []
+        return self.flush_text(), []
 
     def flush_text(self) -> str:
         """The text that was held back, which is no call."""
-        return self._release()
+        held, self._held, self._between, self._object, self._calls = self._held, "", "", None, []
+        self._is_held = False
+        if held:
+            self._is_first = self._is_first and held.isspace()
+            self._line = held.rpartition("\n")[2].strip()[: len(_FENCE)]
+            self._is_code = held.count(_FENCE) % 2 == 1
+        return held
 
     def _beginning(self, text: str) -> int:
         """Where calls may begin in `text`; what comes before is said."""
@@ -184,12 +190,3 @@ class LoneCalls:
             return not rest and all(each in _LANGUAGES for each in languages)
         begun = any(mark.startswith(rest) for mark in _MARKS)
         return begun and all(any(own.startswith(each) for own in _LANGUAGES) for each in languages)
-
-    def _release(self) -> str:
-        held, self._held, self._between, self._object, self._calls = self._held, "", "", None, []
-        self._is_held = False
-        if held:
-            self._is_first = self._is_first and held.isspace()
-            self._line = held.rpartition("\n")[2].strip()[: len(_FENCE)]
-            self._is_code = held.count(_FENCE) % 2 == 1
-        return held
