@@ -175,6 +175,10 @@ class ConfigFields:
         count = self.integer(name, 1, 1 << 16)
         return count, self.integer("num_experts_per_tok", 1, count)
 
+    def routed_factor(self) -> float:
+        """What the factors of a row's experts are multiplied by."""
+        return self.number("routed_scaling_factor", 0.0, 1e6, default=1.0)
+
     def dtype(self) -> DType:
         """The dtype of the stored weights; float32 where the file does not say."""
         newer, older = self.get("dtype"), self.get("torch_dtype")

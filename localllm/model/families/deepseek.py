@@ -10,7 +10,6 @@ from localllm.model.families.sigmoid_experts import (
     first_dense,
     read_groups,
     read_mixed_decoder,
-    read_routed_factor,
     read_sigmoid_router,
 )
 
@@ -37,7 +36,7 @@ def read_deepseek_v2(fields: ConfigFields) -> Architecture:
     router = RouterSpec(
         num_experts,
         top_k,
-        factor=read_routed_factor(fields),
+        factor=fields.routed_factor(),
         groups=read_groups(fields, num_experts, top_k, best=1) if has_groups else None,
     )
     # Its code knows no other order of pairs, whatever a config says of one.

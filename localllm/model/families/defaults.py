@@ -177,8 +177,6 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_sizes(2304, 9216, 30, 8, 262144, 131072),
         **_GEMMA4,
         "sliding_window": 512,
-        "hidden_size_per_layer_input": 256,
-        "vocab_size_per_layer_input": 262144,
     },
     "Gemma4UnifiedForCausalLM": {
         **_sizes(2304, 9216, 30, 8, 262144, 262144),
@@ -240,10 +238,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "sliding_window": 4096,
     },
-    "OlmoHybridForCausalLM": {
-        **_sizes(3840, 11008, 32, 30, 100352, 65536),
-        "rms_norm_eps": 1e-6,
-    },
+    "OlmoHybridForCausalLM": _sizes(3840, 11008, 32, 30, 100352, 65536),
     "Phi3ForCausalLM": {
         **_sizes(3072, 8192, 32, 32, 32064, 4096),
         "original_max_position_embeddings": 4096,
@@ -302,7 +297,6 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 1408,
         "n_shared_experts": 1,
-        "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
     },
@@ -317,7 +311,6 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1536,
         "n_shared_experts": 1,
-        "n_group": 1,
         "topk_group": 1,
         "routed_scaling_factor": 1.8,
     },

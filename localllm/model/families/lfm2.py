@@ -47,7 +47,7 @@ def read_lfm2_moe(fields: ConfigFields) -> Architecture:
         linear="feed_forward.gate",
         is_sigmoid=True,
         renormalises=fields.flag("norm_topk_prob", default=True),
-        factor=fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0),
+        factor=fields.routed_factor(),
         correction="feed_forward.expert_bias" if fields.flag("use_expert_bias") else None,
     )
     experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", _EXPERT_NAMES), router)

@@ -116,7 +116,7 @@ def _read_experts(
         linear="mixer.gate",
         is_sigmoid=True,
         renormalises=fields.flag("norm_topk_prob", default=True),
-        factor=fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0),
+        factor=fields.routed_factor(),
         groups=None if count == 1 else Groups(count, fields.integer("topk_group", 1, count)),
         correction="mixer.gate.e_score_correction_bias",
     )

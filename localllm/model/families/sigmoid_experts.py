@@ -27,7 +27,7 @@ def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
         top_k,
         is_sigmoid=True,
         renormalises=fields.flag("norm_topk_prob", default=True),
-        factor=read_routed_factor(fields),
+        factor=fields.routed_factor(),
         groups=read_groups(fields, num_experts, top_k, best=2),
         correction="mlp.gate.e_score_correction_bias",
     )
@@ -44,11 +44,6 @@ def read_groups(fields: ConfigFields, num_experts: int, top_k: int, *, best: int
     if top_k > chosen * num_experts // count:
         fields.fail("topk_group", f"enough groups for {top_k} experts of a token")
     return Groups(count, chosen, best)
-
-
-def read_routed_factor(fields: ConfigFields) -> float:
-    """What the factors of experts are multiplied by. Raises: CheckpointError."""
-    return fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0)
 
 
 def read_shared(fields: ConfigFields) -> GatedMLPSpec:
