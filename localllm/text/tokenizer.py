@@ -52,6 +52,8 @@ class Tokenizer:
         self._special_tokens = special_tokens
         # A server encodes in several threads, and `encode_special_tokens` is state of the backend.
         self._lock = Lock()
+        # Of the template with tools and without; asking takes long.
+        self._manners: dict[bool, TemplateManners] = {}
 
     @classmethod
     def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
@@ -259,20 +261,14 @@ class Tokenizer:
 
     def _fitted(self, asked: Conversation) -> Fitted:
         """The conversation as the template takes it. Raises: TemplateError if there is none."""
-        if (self.tool_template if asked.tools else self.chat_template) is None:
+        template = self.tool_template if asked.tools else self.chat_template
+        if template is None:
             raise self._no_template()
-        manners = self._manners_with_tools if asked.tools else self._manners_without_tools
-        return fit(asked.messages, asked.tools, manners)
-
-    @cached_property
-    def _manners_with_tools(self) -> TemplateManners:
-        form = find_tool_format(self.tool_template or "")
-        return TemplateManners(self._render_as_it_is, form, has_tools=True)
-
-    @cached_property
-    def _manners_without_tools(self) -> TemplateManners:
-        form = find_tool_format(self.chat_template or "")
-        return TemplateManners(self._render_as_it_is, form, has_tools=False)
+        has_tools = bool(asked.tools)
+        if has_tools not in self._manners:
+            render, form = self._render_as_it_is, find_tool_format(template)
+            self._manners[has_tools] = TemplateManners(render, form, has_tools=has_tools)
+        return fit(asked.messages, asked.tools, self._manners[has_tools])
 
     def _render(self, fitted: Fitted, asked: Conversation) -> str:
         messages, tools = fitted.messages, fitted.tools
