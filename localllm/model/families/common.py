@@ -86,16 +86,6 @@ def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPS
     )
 
 
-def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
-    """The window of each layer, where `use_sliding_window` enables windows: by `layer_types`, or
-    from layer `max_window_layers` on. Raises: CheckpointError.
-    """
-    window, is_used = fields.window(), fields.flag("use_sliding_window")
-    first = fields.optional_integer("max_window_layers", 0, 1024) or 0
-    kinds = read_kinds(fields, (FULL, SLIDING), lambda i: SLIDING if i >= first else FULL)
-    return [window if is_used and kind == SLIDING else None for kind in kinds]
-
-
 def read_kinds(
     fields: ConfigFields, known: tuple[str, ...], usual: Callable[[int], str]
 ) -> list[str]:

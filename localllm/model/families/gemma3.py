@@ -21,7 +21,7 @@ from localllm.model.families.common import (
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import read_rope
 
-_NORMS = (
+NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
     "pre_feedforward_layernorm",
@@ -64,7 +64,7 @@ def read_gemma_decoder(
     norm = NormSpec(FINAL_NORM, fields.eps(), offset=1.0)
     return read_decoder(
         fields,
-        [sandwich_layer(fields, attention, mlp, _NORMS, norm) for attention in attentions],
+        [sandwich_layer(fields, attention, mlp, NORMS, norm) for attention in attentions],
         norm=norm,
         embedding_scale=fields.hidden_size() ** 0.5,
         logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),

@@ -23,8 +23,9 @@ from localllm.model.families.common import (
     read_expert,
     read_gated_mlp,
     read_windowed_layers,
+    sandwich_layer,
 )
-from localllm.model.families.gemma3 import gated_by_hidden_activation
+from localllm.model.families.gemma3 import NORMS, gated_by_hidden_activation
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.per_layer_inputs import PerLayerSpec
@@ -40,15 +41,16 @@ def read_gemma4(fields: ConfigFields) -> Architecture:
     wide = replace(mlp, inner_size=2 * mlp.inner_size)
     is_wide = fields.flag("use_double_wide_mlp")
     per_layer, experts = _read_per_layer(fields), _read_experts(fields)
-    layers = [
-        _layer(each, wide if is_wide and each.reads is not None else mlp, experts, per_layer, eps)
-        for each in attentions
-    ]
+    norm, layers = NormSpec(FINAL_NORM, eps, rounds_last=True), []
+    for each in attentions:
+        own = wide if is_wide and each.reads is not None else mlp
+        plan = sandwich_layer(fields, each, own, NORMS, norm)
+        layers.append(_completed(plan, own, experts, per_layer, norm))
     return replace(
         read_decoder(
             fields,
             layers,
-            norm=_norm(FINAL_NORM, eps),
+            norm=norm,
             embedding_scale=width**0.5,
             logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),
         ),
@@ -56,36 +58,26 @@ def read_gemma4(fields: ConfigFields) -> Architecture:
     )
 
 
-def _norm(name: str, eps: float) -> NormSpec:
-    return NormSpec(name, eps, rounds_last=True)
-
-
-def _layer(
-    attention: AttentionSpec,
+def _completed(
+    plan: LayerPlan,
     mlp: GatedMLPSpec,
     experts: ExpertsSpec | None,
     per_layer: PerLayerSpec | None,
-    eps: float,
+    norm: NormSpec,
 ) -> LayerPlan:
-    def place(block: Any, before: str | None, after: str) -> Place:
-        return Place(None if before is None else _norm(before, eps), block, _norm(after, eps))
-
-    width = attention.hidden_size
-    places = [
-        place(attention, "input_layernorm", "post_attention_layernorm"),
-        place(mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    ]
+    """A layer with experts beside its feed-forward, and an input of its own, if there are any."""
+    places = [*plan.places]
     if experts is not None:
         before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
         names = (before, f"{after}_1", f"{before}_2", f"{after}_2")
-        first, second, third, last = (_norm(name, eps) for name in names)
+        first, second, third, last = (replace(norm, name=name) for name in names)
         both = ExpertsBesideSpec(mlp, experts, (first, second, third, last), "router.scale")
-        places[-1] = place(both, None, after)
+        places[-1] = Place(None, both, replace(norm, name=after))
     if per_layer is not None:
-        gate = PerLayerGateSpec(width, per_layer.width)
-        places.append(place(gate, None, "post_per_layer_input_norm"))
+        gate = PerLayerGateSpec(plan.hidden_size, per_layer.width)
+        places.append(Place(None, gate, replace(norm, name="post_per_layer_input_norm")))
     places[-1] = replace(places[-1], factor="layer_scalar")
-    return LayerPlan(tuple(places), width)
+    return replace(plan, places=tuple(places))
 
 
 def _read_experts(fields: ConfigFields) -> ExpertsSpec | None:

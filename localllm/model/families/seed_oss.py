@@ -2,7 +2,11 @@
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import read_attention, read_gated_mlp, read_uniform_decoder
+from localllm.model.families.common import (
+    read_attention,
+    read_gated_mlp,
+    read_uniform_decoder,
+)
 
 
 def read_seed_oss(fields: ConfigFields) -> Architecture:
