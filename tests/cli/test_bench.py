@@ -84,7 +84,7 @@ def test_drafts_and_whether_texts_stay_the_same(localllm: Run, tmp_path: Path) -
     outcome = localllm("bench", "--spec", "--verify", "--drafter", "draft:pocket-draft", *small)
     assert outcome.code == 0, outcome.err
     results = json.loads(file.read_text())["results"]
-    assert [row["batch"] for row in results if row["suite"] == "speculation"] == [1] * 5 + [2] * 5
+    assert [row["batch"] for row in results if row["suite"] == "speculation"] == [1] * 7 + [2] * 7
     verified = [row for row in results if row["suite"] == "verify"]
     assert len(verified) == 5
     assert all(row["identical"] for row in verified)
