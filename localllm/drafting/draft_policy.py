@@ -225,13 +225,13 @@ class DraftPolicy:
             begins &= plan is chosen or plan not in worth
             if plan is None:
                 each.trial_left = 0
-            elif begins and not each.trial_left and self.clock.begin_experiment(self):
+            elif begins and not each.trial_left:
                 # Several in a row, unless drafts come and go with the text.
                 each.trial_left = 1 if each.is_cheap else TRIAL_STEPS
             if each.trial_left and plan is not None:
                 on_trial.append(plan)
-        if not on_trial:
-            self.clock.end_experiment(self)
+        # Others experiment between its steps, as while a prompt is computed.
+        if not on_trial or not self.clock.begin_experiment(self):
             return None
         tried = chosen if chosen is not None and chosen in on_trial else on_trial[0]
         self.accounts[tried.drafter].trial_left -= 1
@@ -247,6 +247,7 @@ class DraftPolicy:
 
     def learn(self, outcome: PolicyOutcome) -> None:
         """Learn from a step in which no prompt was computed."""
+        self.clock.end_experiment(self)
         size, before = outcome.size, self.clock.plain_seconds
         seconds = outcome.seconds - sum(outcome.looks.values())
         if outcome.drafter is not None:

@@ -13,6 +13,8 @@ from scheduling import make_request
 from simulated import simulate
 
 from localllm.drafting import acceptance, draft_account, draft_policy
+from localllm.drafting.acceptance import Draft
+from localllm.drafting.draft_policy import DraftPolicy, PolicyOutcome
 from localllm.drafting.drafter import Drafter, Proposal
 from localllm.drafting.ngram import NgramDrafter
 from localllm.drafting.speculator import Proposer, Speculator, StepOutcome
@@ -20,6 +22,7 @@ from localllm.schedule import step_clock, step_model
 from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
+from localllm.schedule.step_clock import StepClock
 
 Texts = list[tuple[list[int], list[int]]]
 
@@ -337,6 +340,23 @@ def test_each_constant_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)
     assert RUNS[run][0].speedup() < RUNS[run][1]
+
+
+def test_a_trial_keeps_others_from_experiments_for_its_steps_alone() -> None:
+    clock = StepClock(1)
+    policy, request, other = DraftPolicy([False], clock), make_request(0, 100), object()
+    policy.learn(PolicyOutcome(1, 1, 1e-3))
+    proposals = {0: {request: Proposal([5, 6], 0)}}
+    plan = policy.plan(1, proposals, 15)
+    assert plan is not None
+    assert plan.is_trial
+    assert clock.is_disturbed(other)
+    policy.learn(PolicyOutcome(1, 1, 2e-3, 0, [Draft(request, 0, 2, 0)]))
+    # A prompt may come before its next step, whose parts others measure.
+    assert policy.accounts[0].trial_left
+    assert clock.begin_experiment(other)
+    held = policy.plan(1, proposals, 15)
+    assert held is None or not held.is_trial
 
 
 def test_the_time_of_learning_counts_as_the_next_step_s() -> None:
