@@ -45,6 +45,7 @@ def rehearse(folder: Path, *arguments: str) -> tuple[int, Any]:
     return process.returncode, json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path, "--only", "prefix")
     assert code == 0, found

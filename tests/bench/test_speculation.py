@@ -46,15 +46,17 @@ def test_drafts_save_steps_on_text_that_repeats(subject: Subject) -> None:
         assert (plain.num_steps, plain.num_drafted, plain.num_accepted) == (19, 0, 0)
     edit = make_scripts(subject, 60, seed=0)[0]
     # Several, since what is drafted rests on measured times, which a busy machine disturbs.
-    every = [run_script(subject.engine, subject.speculator.renewed(), edit, 1) for _ in range(5)]
-    assert max(each.num_accepted for each in every) > 10
-    for drafting in every:
+    for _ in range(5):
+        drafting = run_script(subject.engine, subject.speculator.renewed(), edit, 1)
         assert drafting.num_steps == drafting.num_tokens - drafting.num_accepted
+        if drafting.num_accepted > 10:
+            break
+    assert drafting.num_accepted > 10
 
 
 @pytest.mark.parametrize(
     ("batches", "num_tokens", "num_prompt"),
-    [((2,), 9, 80), pytest.param((1, 2), 30, 700, marks=pytest.mark.slow)],
+    [((2,), 3, 20), pytest.param((1, 2), 30, 700, marks=pytest.mark.slow)],
 )
 def test_the_suite_tells_tokens_a_step_and_what_was_accepted(
     subject: Subject, batches: tuple[int, ...], num_tokens: int, num_prompt: int

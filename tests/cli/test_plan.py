@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from assistants import TARGET, write_assistant
 from eagles import write_eagle3
+from in_turns import in_turns
 
 from localllm.answer.opening import open_model
 from localllm.bench.subject import open_subject
@@ -51,8 +52,10 @@ def test_what_does_not_fit_is_exit_code_6_and_names_one_flag(localllm: Run) -> N
         assert f"try: {remedy}" in outcome.out
 
 
-@pytest.mark.parametrize("model", ["qwen3-8b", "qwen2.5-14b", "llama-3.2-3b"])
-@pytest.mark.parametrize("vram", ["6GiB", "8GiB", "12GiB"])
+@pytest.mark.parametrize(
+    ("model", "vram"),
+    in_turns(["qwen3-8b", "qwen2.5-14b", "llama-3.2-3b"], ["6GiB", "8GiB", "12GiB"]),
+)
 def test_the_remedy_is_one(localllm: Run, model: str, vram: str) -> None:
     arguments = ["plan", model, "--vram", vram, "--weights", "bf16", "--json"]
     plan = json.loads(localllm(*arguments).out)

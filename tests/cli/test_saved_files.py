@@ -98,7 +98,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.slow] if i % 3 else [])
+        for i, (name, each) in enumerate(DAMAGES.items())
+    ],
+)
 def test_damage_in_a_sound_file_sets_it_aside_and_the_conversation_goes_on(
     localllm: Run, server: SmallServer, path: Path, damage: tuple[str, ...]
 ) -> None:

@@ -11,6 +11,7 @@ from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import CAPTURING
 from heads import FUSED_TAPS, CheckedHead, head_cache, head_drafter, random_head, reference
+from in_turns import in_turns
 from recording_device import RecordingDevice
 from whole_text import whole_text
 
@@ -78,16 +79,19 @@ def checked_engine(
     return engine, runner
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("error_rate", [0.0, 0.4])
 @pytest.mark.parametrize(
-    ("budget", "num_seqs", "num_blocks", "block_size"),
-    [(4096, 64, NUM_BLOCKS, 16), (11, 64, NUM_BLOCKS, 4), (24, 2, 30, 4)],
+    ("sizes", "overlaps", "error_rate"),
+    in_turns(
+        [(4096, 64, NUM_BLOCKS, 16), (11, 64, NUM_BLOCKS, 4), (24, 2, 30, 4)],
+        [False, True],
+        [0.4, 0.0],
+    ),
 )
 def test_hidden_states_and_entries_are_those_of_the_text(
-    overlaps: bool, error_rate: float, budget: int, num_seqs: int, num_blocks: int, block_size: int
+    sizes: tuple[int, int, int, int], overlaps: bool, error_rate: float
 ) -> None:
     """In chunks, from a warm cache, and where little memory preempts requests."""
+    budget, num_seqs, num_blocks, block_size = sizes
     model = load_tiny_model("Qwen3ForCausalLM")
     answers = answers_of(model, PROMPTS)
     limits = Limits(

@@ -1,16 +1,15 @@
 """Counts what Triton would compile, without a GPU and without compiling: an engine on a driver that
 is none, in a process where kernels are not interpreted.
 
-    python counted_compilations.py KIND-ROWS-SEQS ...
+    python counted_compilations.py KIND-ROWS-SEQS
 
 KIND: of the weights, bf16, int4, int8, fp8 or mxfp4, behind "experts+" of a model with experts;
-ROWS: the most that take fragments; SEQS: requests in a batch. Prints a line of JSON for each: how
-many kernels were compiled while the engine worked ahead and how many pieces that took, and those
-that its requests still had to have.
+ROWS: the most that take fragments; SEQS: requests in a batch. Prints in JSON how many kernels were
+compiled while the engine worked ahead and how many pieces that took, and those that its requests
+still had to have.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -147,17 +146,10 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
 
 
 def main() -> None:
-    """Each in a process of its own, which has nothing of the others', with torch imported once."""
-    for case in sys.argv[1:]:
-        if child := os.fork():
-            _, status = os.waitpid(child, 0)
-            if status:
-                sys.exit(f"{case} failed")
-            continue
-        kind, rows, seqs = case.split("-")
-        with torch.inference_mode():
-            count(kind, int(rows), int(seqs))
-        return
+    [case] = sys.argv[1:]
+    kind, rows, seqs = case.split("-")
+    with torch.inference_mode():
+        count(kind, int(rows), int(seqs))
 
 
 def count(kind: str, fragment_rows: int, max_num_seqs: int) -> None:

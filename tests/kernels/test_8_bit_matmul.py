@@ -1,12 +1,9 @@
 """8-bit products under Triton's interpreter against float64: rows, shapes, scales, splits."""
 
-from collections.abc import Sequence
-from itertools import product
-from typing import Any
-
 import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
+from in_turns import in_turns
 
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.compiling.tiles import choose_tiles
@@ -26,18 +23,9 @@ def workspace_of(num_processors: int) -> Workspace:
     return workspace
 
 
-def every_other(*lists: Sequence[Any]) -> list[Any]:
-    """All combinations, each with either of `TOLERANCE` in turn; with both in the slow suite."""
-    return [
-        pytest.param(*each, dtype, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
-        for i, each in enumerate(product(*lists))
-        for j, dtype in enumerate(TOLERANCE)
-    ]
-
-
 @pytest.mark.parametrize(
     ("shape", "num_rows", "has_bias", "dtype"),
-    every_other(SHAPES, [0, 1, 17, 64, 130], [True, False]),
+    in_turns(SHAPES, [0, 1, 17, 64, 130], [True, False], list(TOLERANCE)),
 )
 def test_int8(shape: tuple[int, int], num_rows: int, has_bias: bool, dtype: torch.dtype) -> None:
     width_in, width_out = shape
@@ -57,7 +45,7 @@ def test_int8(shape: tuple[int, int], num_rows: int, has_bias: bool, dtype: torc
 
 @pytest.mark.parametrize(
     ("shape", "num_rows", "block", "dtype"),
-    every_other(SHAPES, [0, 1, 17, 130], [(1, 1 << 20), (128, 128), (64, 256)]),
+    in_turns(SHAPES, [0, 1, 17, 130], [(1, 1 << 20), (128, 128), (64, 256)], list(TOLERANCE)),
 )
 def test_fp8(
     shape: tuple[int, int], num_rows: int, block: tuple[int, int], dtype: torch.dtype

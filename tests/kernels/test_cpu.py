@@ -398,6 +398,7 @@ def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
             assert finite.tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 def test_all_instruction_sets_give_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

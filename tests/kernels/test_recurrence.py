@@ -69,9 +69,8 @@ def every_case(*values: object) -> list[Any]:
 
 
 def marks_of(rule: str, *, is_slow: bool) -> list[pytest.MarkDecorator]:
-    if rule != "triton":
-        return []
-    return [needs_interpreter, pytest.mark.slow] if is_slow else [needs_interpreter]
+    marks = [needs_interpreter] if rule == "triton" else []
+    return [*marks, pytest.mark.slow] if is_slow and rule != "C" else marks
 
 
 def weights_of(heads: Heads, taps: int = 4) -> RecurrenceWeights:

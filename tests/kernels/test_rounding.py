@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from in_turns import in_turns
 from int4_case import Case
 from rounding import assert_near, fp8_case, sum_bound, unit
 
@@ -29,9 +30,9 @@ def rounded_product(case: Case, x: torch.Tensor, around: Around) -> torch.Tensor
     return sums.to(case.dtype)
 
 
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("is_permuted", [True, False])
-@pytest.mark.parametrize("num_rows", [2, 16, 64])
+@pytest.mark.parametrize(
+    ("num_rows", "around", "is_permuted"), in_turns([2, 16, 64], list(AROUND), [True, False])
+)
 def test_int4(num_rows: int, is_permuted: bool, around: str) -> None:
     given = AROUND[around]
     case = Case(2048, 1536, 128, is_symmetric=False, is_permuted=is_permuted, dtype=torch.bfloat16)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
+from in_turns import in_turns
 
 from localllm.model.paged_kv_cache import empty_cache
 from localllm_kernels.attention.kv_cache import KVCache
@@ -97,10 +98,12 @@ def run_rotation(
     return query, cache
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_norms", [True, False])
-@pytest.mark.parametrize("head_dim", [2, 24, 64])
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "head_dim", "has_norms"),
+    in_turns(
+        [None, torch.int8, torch.bfloat16, torch.float8_e4m3fn], DTYPES, [2, 24, 64], [True, False]
+    ),
+)
 def test_rotation_and_the_kv_write(
     head_dim: int, has_norms: bool, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:

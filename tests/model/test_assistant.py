@@ -12,6 +12,7 @@ import torch
 from assistants import KINDS, NUM_ACTIVE, NUM_CLUSTERS, found_in, write_assistant
 from checkpoints import VOCAB_SIZE, tiny_config, write_checkpoint
 from drafting import eager
+from in_turns import in_turns
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -125,8 +126,7 @@ def oracle_in(
     return logits_of
 
 
-@pytest.mark.parametrize("has_clusters", [False, True], ids=["all tokens", "clusters"])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("name", "has_clusters"), in_turns(list(TARGETS), [False, True]))
 def test_an_assistant_drafts_as_in_transformers(
     name: str, has_clusters: bool, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import Limits, load_tiny_model, make_engine
+from in_turns import in_turns
 
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
@@ -31,45 +32,40 @@ def generate(model: DecoderModel) -> list[TokenEvent]:
     return events
 
 
-@pytest.mark.parametrize(
-    ("dtype", "recipe"),
-    [
-        (torch.float32, None),
-        (torch.bfloat16, None),
-        (torch.bfloat16, INT4),
-        (torch.bfloat16, INT4_ASYMMETRIC),
-        (torch.bfloat16, Recipe("int8")),
-        (torch.bfloat16, Recipe("mxfp4")),
-    ],
-    ids=["float32", "bfloat16", "int4", "int4 asymmetric", "int8", "mxfp4"],
-)
-@pytest.mark.parametrize(
-    ("architecture", "window"),
-    [
-        ("Qwen3ForCausalLM", None),
-        ("Qwen2ForCausalLM", None),
-        ("MistralForCausalLM", 12),
-        ("Gemma2ForCausalLM", 12),
-        ("Gemma3ForCausalLM", 12),
-        ("GraniteForCausalLM", None),
-        ("Exaone4ForCausalLM", 12),
-        ("GraniteMoeHybridForCausalLM", None),
-        ("HunYuanDenseV1ForCausalLM", None),
-        ("Ministral3ForCausalLM", None),
-        ("Olmo2ForCausalLM", None),
-        ("Olmo3ForCausalLM", 12),
-        ("OlmoHybridForCausalLM", None),
-        ("Qwen3_5ForCausalLM", None),
-        ("MixtralForCausalLM", 12),
-        ("Qwen3MoeForCausalLM", None),
-        ("OlmoeForCausalLM", None),
-        ("GptOssForCausalLM", 12),
-        ("GraniteMoeForCausalLM", None),
-    ],
-)
-def test_it_gives_the_same_bits(
-    architecture: str, window: int | None, dtype: torch.dtype, recipe: Recipe | None
-) -> None:
+FORMS = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int4": (torch.bfloat16, INT4),
+    "int4 asymmetric": (torch.bfloat16, INT4_ASYMMETRIC),
+    "int8": (torch.bfloat16, Recipe("int8")),
+    "mxfp4": (torch.bfloat16, Recipe("mxfp4")),
+}
+FAMILIES = {
+    "Qwen3ForCausalLM": None,
+    "Qwen2ForCausalLM": None,
+    "MistralForCausalLM": 12,
+    "Gemma2ForCausalLM": 12,
+    "Gemma3ForCausalLM": 12,
+    "GraniteForCausalLM": None,
+    "Exaone4ForCausalLM": 12,
+    "GraniteMoeHybridForCausalLM": None,
+    "HunYuanDenseV1ForCausalLM": None,
+    "Ministral3ForCausalLM": None,
+    "Olmo2ForCausalLM": None,
+    "Olmo3ForCausalLM": 12,
+    "OlmoHybridForCausalLM": None,
+    "Qwen3_5ForCausalLM": None,
+    "MixtralForCausalLM": 12,
+    "Qwen3MoeForCausalLM": None,
+    "OlmoeForCausalLM": None,
+    "GptOssForCausalLM": 12,
+    "GraniteMoeForCausalLM": None,
+}
+
+
+@pytest.mark.parametrize(("architecture", "form"), in_turns(list(FAMILIES), list(FORMS)))
+def test_it_gives_the_same_bits(architecture: str, form: str) -> None:
+    window, (dtype, recipe) = FAMILIES[architecture], FORMS[form]
     model = load_tiny_model(architecture, window, dtype, recipe, backend="auto")
     assert model.fused is not None
     assert generate(model) == generate(replace(model, fused=None))

@@ -54,14 +54,14 @@ def generate(
 @pytest.mark.parametrize(
     ("architecture", "window", "recipe", "kv_dtype"),
     [
-        ("Qwen3ForCausalLM", None, None, None),
+        pytest.param("Qwen3ForCausalLM", None, None, None, marks=pytest.mark.slow),
         pytest.param("Qwen3ForCausalLM", None, INT4, torch.int8, marks=pytest.mark.slow),
         pytest.param("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
         pytest.param(
             "Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None, marks=pytest.mark.slow
         ),
-        ("Gemma4ForCausalLM", 12, None, None),
+        pytest.param("Gemma4ForCausalLM", 12, None, None, marks=pytest.mark.slow),
         pytest.param("Gemma2ForCausalLM", 12, None, torch.int8, marks=pytest.mark.slow),
         pytest.param(WITH_SINKS, 12, None, None, marks=pytest.mark.slow),
         ("Qwen3MoeForCausalLM", None, None, None),
@@ -99,7 +99,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     [
         pytest.param("Qwen3ForCausalLM", None, None, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.int8),
-        ("Qwen3MoeForCausalLM", None, None, None),
+        pytest.param("Qwen3MoeForCausalLM", None, None, None, marks=pytest.mark.slow),
     ],
     ids=["plain", "int4, window, int8 cache", "experts"],
 )

@@ -101,6 +101,7 @@ def test_a_kernel_that_never_ends_is_ended() -> None:
     assert {each.piece for each in verdict.outcomes} >= {Piece.ROTATION, Piece.INT8}
 
 
+@pytest.mark.slow
 def test_processes_that_compile_first_change_nothing() -> None:
     assert check("none", num_compilers=2) == check("none")
 
@@ -267,7 +268,7 @@ def test_experts_and_their_choice_are_checked(kind: WeightKind) -> None:
     ("kind", "most_rows", "kv_dtypes"),
     [
         ("bf16", 16, (torch.float16, torch.int8)),
-        ("int4", 1, (torch.int8,)),
+        pytest.param("int4", 1, (torch.int8,), marks=pytest.mark.slow),
         pytest.param("int4", 1, (torch.float16,), marks=pytest.mark.slow),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from forms import Walker, admits
+from in_turns import in_turns
 from jsonschema import Draft202012Validator, ValidationError, validators
 from seeds import seeds
 from tokenizers import AddedToken, decoders, models, normalizers
@@ -407,19 +408,21 @@ def test_finished_answers_are_valid_by_any_schema(seed: int) -> None:
     assert num_compiled >= 15
 
 
-@pytest.mark.parametrize("markers", [THINK, CHANNELS], ids=["tags", "channels"])
-@pytest.mark.parametrize("is_thinking", [False, True])
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        r"\n{1,3}[ab]+",
-        r"[ \n]{0,5}[ab]",
-        r"(<think>|</think>|<\|end\|>)?a(<think>)?",
-        r"<think>\n{0,3}a</think>\n{0,3}b?",
-        r"\s<think>a",
-        r"(.|\n){1,9}",
-        r"[0-9]{1,3}",
-    ],
+    ("pattern", "markers", "is_thinking"),
+    in_turns(
+        [
+            r"\n{1,3}[ab]+",
+            r"[ \n]{0,5}[ab]",
+            r"(<think>|</think>|<\|end\|>)?a(<think>)?",
+            r"<think>\n{0,3}a</think>\n{0,3}b?",
+            r"\s<think>a",
+            r"(.|\n){1,9}",
+            r"[0-9]{1,3}",
+        ],
+        [THINK, CHANNELS],
+        [False, True],
+    ),
 )
 def test_an_answer_behind_thoughts_is_told_from_them(
     pattern: str, markers: Markers, is_thinking: bool

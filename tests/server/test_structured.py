@@ -159,7 +159,14 @@ def test_a_form_that_cannot_be_kept_is_refused(
     assert caught.value.param == param
 
 
-@pytest.fixture(scope="module", params=sorted(TEMPLATES))
+# Each needs a server of its own; tests/text/test_tool_calls.py has the forms of all in the gate.
+TOOL_FAMILIES = [
+    each if each in ("hermes", "harmony") else pytest.param(each, marks=pytest.mark.slow)
+    for each in sorted(TEMPLATES)
+]
+
+
+@pytest.fixture(scope="module", params=TOOL_FAMILIES)
 def tool_server(
     request: pytest.FixtureRequest, server_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

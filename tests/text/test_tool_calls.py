@@ -207,9 +207,15 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(lambda: backend, {}, {})
 
 
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+
+
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -> None:
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+def test_arguments_are_forced_to_their_schema(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, name: str
+) -> None:
     form, written = FORMATS[name], WRITTEN[name]
 
     def allows(text: str, grammar: Grammar) -> bool:
@@ -256,7 +262,9 @@ BEHIND = [
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("head", BEHIND)
-def test_a_call_of_gpt_oss_ends_its_thoughts(tokenizer: Tokenizer, head: str, seed: int) -> None:
+def test_a_call_of_gpt_oss_ends_its_thoughts(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, head: str, seed: int
+) -> None:
     [markers] = [family for family in FAMILIES if family.calls]
     thoughts, text = ThinkingSplitter(markers), head + PARIS
     pieces = [thoughts.push(piece) for piece in cut(text, seed)] + [thoughts.flush()]
@@ -264,7 +272,6 @@ def test_a_call_of_gpt_oss_ends_its_thoughts(tokenizer: Tokenizer, head: str, se
     said, [call] = split(HARMONY, [each.answer for each in pieces])
     assert (said, call.name, json.loads(call.arguments)) == ("", "weather", {"city": "Paris"})
 
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
     for way in ("required", "auto"):
         grammar = tool_grammar(HARMONY, TOOLS, way, tokenizer.as_lark)
         for each, is_allowed in ((text, True), (text.replace('"Paris"', "5"), False)):
@@ -278,7 +285,9 @@ def test_a_call_of_gpt_oss_ends_its_thoughts(tokenizer: Tokenizer, head: str, se
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_special_text_in_names_and_arguments_is_text(tokenizer: Tokenizer, name: str) -> None:
+def test_special_text_in_names_and_arguments_is_text(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, name: str
+) -> None:
     special = ("<|im_end|>", "</tool_call>", "[TOOL_CALLS]")
     tool_name = f"f{special[0]}"
     schema = {"properties": {special[1]: {"const": special[2]}}, "required": [special[1]]}
@@ -286,7 +295,6 @@ def test_special_text_in_names_and_arguments_is_text(tokenizer: Tokenizer, name:
     form = FORMATS[name]
     tools = [Tool(tool_name, schema)]
     grammar = tool_grammar(form, tools, "required", tokenizer.as_lark, are_parallel=False)
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
     matcher = compiler.compile(grammar, Prompt([1], marks=form.marks)).matcher
     matcher.limit(100)
     said = list[int]()
@@ -393,8 +401,9 @@ def test_tagged_arguments_are_read_by_their_schema(name: str, seed: int) -> None
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_tagged_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -> None:
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+def test_tagged_arguments_are_forced_to_their_schema(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, name: str
+) -> None:
     form, *_ = TAGGED[name]
 
     def allows(text: str, way: str) -> bool:
@@ -510,9 +519,9 @@ def test_calls_of_gemma_4_are_read(seed: int) -> None:
     assert cpu_seconds(GEMMA4, gemma(f"text:'{'<tool_call|> ' * 5000}'")) < 0.5
 
 
-def test_calls_of_gemma_4_are_forced_to_their_schema(tokenizer: Tokenizer) -> None:
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
-
+def test_calls_of_gemma_4_are_forced_to_their_schema(
+    tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
     def allows(text: str, way: str) -> bool:
         grammar = tool_grammar(GEMMA4, TRIP_TOOLS, way, tokenizer.as_lark)  # type: ignore[arg-type]
         matcher = compiler.compile(grammar, Prompt([1])).matcher
