@@ -311,7 +311,6 @@ def _shape_of_kind(
     name: str, architecture: Architecture, kind: str, entry: CatalogEntry | None
 ) -> Shape:
     weights = RandomWeights(architecture, _kind(kind), torch.device("cpu"))
-    plain = RandomWeights(architecture, "bf16", torch.device("cpu"))
     return Shape(
         name=name,
         architecture=architecture,
@@ -320,7 +319,7 @@ def _shape_of_kind(
         weights_bytes=weights.resident_bytes(2),
         linear_bytes=weights.linear_bytes,
         layouts=weights.layouts(),
-        num_parameters=plain.resident_bytes(1),
+        num_parameters=architecture.num_parameters,
         is_here=False,
         entry=entry,
     )
@@ -354,7 +353,7 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
         layouts=weights.layouts(
             f"{layer}.{name}" for layer, group in architecture.groups() for name in group.names
         ),
-        num_parameters=plain.resident_bytes(1),
+        num_parameters=architecture.num_parameters,
         is_here=True,
         entry=load_catalog().get(name),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
 from localllm.model.blocks.attention import AttentionSpec
@@ -282,6 +283,11 @@ class Architecture:
         if not self.tie_word_embeddings:
             shapes[HEAD] = (self.vocab_size, self.hidden_size)
         return shapes
+
+    @property
+    def num_parameters(self) -> int:
+        """Values of all tensors."""
+        return sum(map(prod, self.tensors().values()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that an unquantized checkpoint must hold.

@@ -54,9 +54,11 @@ def _as_further_layer(number: int) -> HeadLayout:
 
 
 def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> Architecture | None:
-    """The head with the tensors `found`; None for a model without full attention."""
+    """The head with the tensors `found`; None for a model without full attention, and for one whose
+    layers have inputs of their own, which a head has not.
+    """
     plan = _last_full_attention(target.layers)
-    if plan is None:
+    if plan is None or target.per_layer is not None:
         return None
     first, second = (replace(target.norm, name=name) for name in (EMBEDDING_NORM, HIDDEN_NORM))
     ids = found.get(DRAFTED)
@@ -67,7 +69,6 @@ def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> A
         layers=(plan,),
         tie_word_embeddings=True,
         has_tower=False,
-        per_layer=None,
         join=join,
     )
 

@@ -101,10 +101,9 @@ def test_texts_are_of_several_kinds() -> None:
         assert text.answer not in text.prompt
 
 
-@pytest.mark.parametrize("one_of", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_verify_finds_the_same_text_in_every_way(subject: Subject, one_of: int) -> None:
+@pytest.mark.slow
+def test_verify_finds_the_same_text_in_every_way(subject: Subject) -> None:
     suite = VerifySuite(subject, 5, seed=0)
-    suite._prompts = suite._prompts[::one_of]  # another text and another sampling each
     suite.run(lambda what: None)
     rows = suite.results()
     assert [row.test for row in rows] == [

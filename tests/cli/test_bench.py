@@ -60,6 +60,7 @@ def test_speed_as_a_table_and_as_json(localllm: Run, model: str, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_every_suite_of_a_model(localllm: Run, model: str, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     suites = ("--serve-load", "--prefix", "--paging", "--ops", "--compare", "transformers")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pyte
 import pytest
+from in_turns import in_turns
 from seeds import seeds
 
 from localllm.cli.draw import markdown_stream
@@ -157,7 +158,7 @@ def test_a_block_that_was_stopped_in_goes_on_as_that_block(
     assert first in shown[0]
 
 
-@pytest.mark.parametrize("seed", seeds(4, 12))
+@pytest.mark.parametrize("seed", seeds(2, 12))
 def test_only_the_last_rows_are_ever_drawn_again(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,8 +256,7 @@ def test_a_row_knows_its_height() -> None:
     assert [Row("x", n).height(20) for n in (0, 1, 20, 21, 41)] == [1, 1, 1, 2, 3]
 
 
-@pytest.mark.parametrize("before", [30, 80])
-@pytest.mark.parametrize("after", [20, 120])
+@pytest.mark.parametrize(("after", "before"), in_turns([20, 120], [80, 30]))
 def test_a_resized_terminal_loses_no_word(
     before: int, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,10 @@ def test_the_catalogue_is_listed_with_what_fits(localllm: Run) -> None:
     by_name = {plan["model"]: plan["fits"] for plan in plans}
     assert by_name["qwen3-8b"]
     assert not by_name["qwen3-32b"]
+
+
+@pytest.mark.slow
+def test_the_catalogue_is_a_table(localllm: Run) -> None:
     table = localllm("plan", "--gpu", "4070").out
     assert "qwen3-32b" in table
     assert "does not fit" in table

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from guards import GuardedMemory, needs_interpreter
+from in_turns import in_turns
 from paged_batch import MIXED, Batch
 
 import localllm_kernels
@@ -116,8 +117,7 @@ def test_only_as_many_programs_as_a_request_s_own_length_needs_have_a_part() -> 
     assert workspace.given.isnan().all()
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("head_dim", [16, 24, 64])
+@pytest.mark.parametrize(("head_dim", "kv_dtype"), in_turns([16, 24, 64], KV_DTYPES))
 def test_decode_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_decode(Batch(WINDOWS[:4], 6, 2, head_dim, kv_dtype), None, 2)
 
@@ -277,8 +277,7 @@ def check_prefill(
     assert not workspace.counters(1).any()
 
 
-@pytest.mark.parametrize("window", [None, 600])
-@pytest.mark.parametrize("num_splits", [2, 5])
+@pytest.mark.parametrize(("num_splits", "window"), in_turns([2, 5], [None, 600]))
 def test_keys_of_a_prompt_split_among_programs(num_splits: int, window: int | None) -> None:
     # A turn of a few tokens behind a long conversation, beside what has less than a part.
     lengths = [(1400, 12), (40, 30), (1025, 3), (513, 1), (512, 20)]
@@ -342,23 +341,23 @@ def test_a_prompt_beside_answers_takes_both_kernels(
     assert len(launched) == (1 if choice.to_torch else 2)
 
 
-@pytest.mark.parametrize("window", [None, 1, 40, 128])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
-def test_prefill(heads: int, kv_heads: int, window: int | None) -> None:
-    check_prefill(Batch([*MIXED[:3], (20, 0), *MIXED[3:]], heads, kv_heads), window)
+@pytest.mark.parametrize(
+    ("window", "heads"), in_turns([None, 1, 40, 128], [(6, 2), (5, 1), (4, 4)])
+)
+def test_prefill(window: int | None, heads: tuple[int, int]) -> None:
+    check_prefill(Batch([*MIXED[:3], (20, 0), *MIXED[3:]], *heads), window)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("head_dim", [16, 24, 64])
+@pytest.mark.parametrize(("head_dim", "kv_dtype"), in_turns([16, 24, 64], KV_DTYPES))
 def test_prefill_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_prefill(Batch([(70, 70), (65, 1), (7, 3)], 6, 2, head_dim, kv_dtype), None)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize(("heads", "head_dim", "value_dim"), [(5, 40, 24), (20, 80, 64)])
+@pytest.mark.parametrize(("kv_dtype", "sizes"), in_turns(KV_DTYPES, [(5, 40, 24), (20, 80, 64)]))
 def test_values_that_are_the_first_numbers_of_keys(
-    heads: int, head_dim: int, value_dim: int, kv_dtype: torch.dtype
+    kv_dtype: torch.dtype, sizes: tuple[int, int, int]
 ) -> None:
+    heads, head_dim, value_dim = sizes
     for num_splits in (1, 3):
         batch = Batch([(1, 1), (300, 1), (70, 1)], heads, 1, head_dim, kv_dtype, value_dim)
         check_decode(batch, None, num_splits)

@@ -104,10 +104,9 @@ def slotted(model: DecoderModel) -> list[SlottedExperts]:
     return [each for each in found if isinstance(each, SlottedExperts)]
 
 
+@pytest.mark.slow
 @needs_interpreter
-@pytest.mark.parametrize(
-    "kind", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bf16", "mxfp4"))]
-)
+@pytest.mark.parametrize("kind", ["int4", "bf16", "mxfp4"])
 def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
     kind: WeightKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

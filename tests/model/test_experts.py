@@ -145,8 +145,8 @@ def test_stacked_experts_of_another_number_are_refused(tmp_path: Path) -> None:
     ("family", "method"),
     [
         ("Qwen3MoeForCausalLM", "rtn"),
-        ("GptOssForCausalLM", "mxfp4"),
-        ("Qwen3MoeForCausalLM", "int8"),
+        pytest.param("GptOssForCausalLM", "mxfp4", marks=pytest.mark.slow),
+        pytest.param("Qwen3MoeForCausalLM", "int8", marks=pytest.mark.slow),
         pytest.param("Qwen3MoeForCausalLM", "mxfp4", marks=pytest.mark.slow),
         pytest.param("GptOssForCausalLM", "rtn", marks=pytest.mark.slow),
         pytest.param("GptOssForCausalLM", "int8", marks=pytest.mark.slow),

@@ -63,7 +63,12 @@ def nothing_computed() -> Iterator[None]:
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    "family", ["Qwen3MoeForCausalLM", "NemotronHForCausalLM", "DeepseekV3ForCausalLM"]
+    "family",
+    [
+        "Qwen3MoeForCausalLM",
+        pytest.param("NemotronHForCausalLM", marks=pytest.mark.slow),
+        pytest.param("DeepseekV3ForCausalLM", marks=pytest.mark.slow),
+    ],
 )
 def test_products_beside_experts_are_tuned(family: str) -> None:
     """Experts have tiles of their own, and weights that were dequantized no kernel. DeepSeek's

@@ -62,7 +62,7 @@ FIGURES: dict[tuple[str, str], Figure] = {
         3.9, 2
     ),
     ("attention/decode", "_fragment_decode_kernel int8 cache, 8 rows of 128"): Figure(389, 0),
-    ("attention/decode", "_fragment_decode_kernel fp8 cache, 8 rows of 128"): Figure(453, 0),
+    ("attention/decode", "_fragment_decode_kernel fp8 cache, 8 rows of 128"): Figure(454, 0),
     ("attention/decode", "_fragment_decode_kernel int8 cache, 16 rows of 128"): Figure(467, 0),
     ("attention/decode", "_fragment_decode_kernel int8 cache, 8 rows of 64"): Figure(252, 0),
     ("attention/decode", "_decode_kernel bf16, plain cache, 16 rows of 128"): Figure(598, 9),
