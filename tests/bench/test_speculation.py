@@ -94,6 +94,7 @@ def test_a_token_is_looked_up_in_the_time_of_reading_some_hundred_places() -> No
     assert found.found["look_up_s"].min < 1000 * place_s
 
 
+@pytest.mark.slow
 def test_texts_are_of_several_kinds() -> None:
     for text in (*copying_texts(), prose()):
         assert len(text.prompt) > 1000

@@ -93,6 +93,7 @@ def test_drafts_and_whether_texts_stay_the_same(localllm: Run, tmp_path: Path) -
     assert "1,000,000 tokens" in outcome.out
 
 
+@pytest.mark.slow
 def test_a_plot(localllm: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="plots are an extra")
     reports: list[Report] = []

@@ -75,6 +75,7 @@ def models(
         (tmp_path / name).write_text("The cat sat on the mat. " * 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", [each for each in COMMANDS if "serve" not in each])
 def test_a_command_runs(localllm: Run, models: None, tmp_path: Path, span: str) -> None:
     first, _, piped = span.partition(" | ")

@@ -333,6 +333,7 @@ def test_no_constant_of_the_policy_lacks_a_machine_that_needs_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
 def test_each_constant_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value, run = NEEDED[name]
