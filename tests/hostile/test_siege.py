@@ -302,8 +302,8 @@ def test_templates(siege: Siege, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for template in templates(250, seed=5):
         (folder / "chat_template.jinja").write_text(template, "utf-8", "replace")
         began_s = time.monotonic()
-        messages = [{"role": "user", "content": "hi"}]
-        render = partial(open_tokenizer(folder).encode_chat, messages)
+        asked = Conversation([{"role": "user", "content": "hi"}])
+        render = partial(open_tokenizer(folder).encode_chat, asked)
         refused_or_taken(siege.counts, "templates", render)
         assert time.monotonic() - began_s < 20
 
