@@ -34,7 +34,7 @@ def broken_bodies(post: Post) -> None:
 
 def long_texts(post: Post) -> None:
     texts = ["word " * 1_500_000, "a" * 7_000_000, "🦊" * 1_000_000, " " * 5_000_000]
-    together(4, lambda text: post("/v1/completions", {"prompt": text, "max_tokens": 1}), texts * 2)
+    together(4, lambda text: post("/v1/completions", {"prompt": text, "max_tokens": 1}), texts * 5)
 
 
 def prompts(post: Post) -> None:
