@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from struct import Struct, error as StructError
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,8 @@ def _files_of(first: Path, count: int) -> tuple[Path, ...]:
     found = _SPLIT.fullmatch(first.name)
     if found is None or int(found[3]) != count:
         raise _error(
-            first, f"it is one of {count} files, which must be named like NAME-00001-of-{count:05}.gguf"
+            first,
+            f"it is one of {count} files, which must be named like NAME-00001-of-{count:05}.gguf",
         )
     return tuple(first.with_name(f"{found[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
 
@@ -215,7 +217,7 @@ class _Reader:
             )
         if version not in _VERSIONS:
             raise UnsupportedModelError(
-                f"{self._path.name} has version {version} of GGUF; those that can be read are 2 and 3",
+                f"{self._path.name} has version {version} of GGUF, and only 2 and 3 can be read",
                 where=str(self._path),
                 hint="convert the model again with a newer llama.cpp",
             )
@@ -260,7 +262,7 @@ class _Reader:
         return np.frombuffer(bytes_, dtype)
 
     def _texts(self, count: int, name: str) -> list[str]:
-        """Of a vocabulary: hundreds of thousands, so nothing is called for each that need not be."""
+        """Hundreds of thousands of a vocabulary, so as little as possible is called for each."""
         data, at, end, unpack = self._data, self._at, self._end, _U64.unpack_from
         texts = list[str]()
         try:
@@ -283,7 +285,7 @@ class _Reader:
             or alignment & (alignment - 1)
         ):
             raise self._error(
-                f"general.alignment is {alignment!r:.40}, not a power of two up to {MAX_ALIGNMENT:,}"
+                f"general.alignment is {alignment!r:.40}, no power of two up to {MAX_ALIGNMENT:,}"
             )
         return alignment
 

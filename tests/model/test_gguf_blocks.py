@@ -1,0 +1,37 @@
+"""The values of GGUF's blocks, bit for bit those of the format's own package."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from localllm.files.gguf import BLOCK_TYPES
+from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_values_are_those_of_the_package(name: str) -> None:
+    num_bytes, _ = BLOCKS[name]
+    codes = np.random.default_rng(0).integers(0, 256, (60, 8 * num_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # some of the scales are not finite
+        expected = gguf.quants.dequantize(codes, gguf.GGMLQuantizationType[name])
+    found = dequantize_blocks(name, torch.from_numpy(codes)).numpy()
+    is_nan = np.isnan(expected)
+    assert is_nan.mean() < 0.1
+    assert (np.isnan(found) == is_nan).all()
+    assert (found.view(np.uint32) == expected.view(np.uint32))[~is_nan].all()
+
+
+def test_sizes_are_those_of_the_package() -> None:
+    known = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
+    checked = 0
+    for number, block in BLOCK_TYPES.items():
+        if number in known:  # the package is older than the newest types
+            assert block.name == known[number]
+            sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
+            assert sizes == (block.num_values, block.num_bytes)
+            checked += 1
+    assert checked > 25
+    for name, (num_bytes, _) in BLOCKS.items():
+        [block] = [each for each in BLOCK_TYPES.values() if each.name == name]
+        assert block.num_bytes == num_bytes
