@@ -95,7 +95,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
 
 def _scales_6(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Eight scales and eight offsets of six bits in twelve bytes, [blocks, 8] each."""
-    first, second, last = packed.split(4, dim=1)
+    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((first & 63, (last & 15) | (first >> 6) << 4), dim=1)
     offsets = torch.cat((second & 63, (last >> 4) | (second >> 6) << 4), dim=1)
     return scales, offsets
