@@ -7,7 +7,7 @@ types, sizes and places of its tensors, then their data. A model may be split ov
 import mmap
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -328,7 +328,7 @@ class _Reader:
                     f"tensor {name!r:.120} ends behind byte {base + end:,}, the file at {size:,}: "
                     "it is cut short"
                 )
-            yield name, GgufTensor(name, tensor.type, tensor.shape, self._path, base + offset)
+            yield name, replace(tensor, start=base + offset)
         if tensors and size > base + _aligned(end, alignment):
             raise self._error(f"it holds {size - base - end:,} bytes that no tensor has")
 

@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from localllm.files.gguf import BlockType
+
 # Of IQ4_NL and IQ4_XS, by code.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Of MXFP4, doubled, by code; the upper eight are negative.
 MXFP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
-def dequantize_blocks(name: str, codes: Tensor) -> Tensor:
-    """Values of blocks of the type `name`, float32 [rows, in]; `codes`: uint8 [rows, bytes]."""
-    num_bytes, values_of = BLOCKS[name]
-    blocks = codes.reshape(-1, num_bytes)
-    return values_of(blocks).reshape(codes.shape[0], -1)
+def dequantize_blocks(block: BlockType, codes: Tensor) -> Tensor:
+    """Values of blocks of a type, float32 [rows, in]; `codes`: uint8 [rows, bytes]."""
+    blocks = codes.reshape(-1, block.num_bytes)
+    return VALUES[block.name](blocks).reshape(codes.shape[0], -1)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
@@ -163,22 +164,22 @@ def _f32(blocks: Tensor) -> Tensor:
     return blocks.contiguous().view(torch.float32)
 
 
-# By type: the bytes of a block, and the values of some, float32.
-BLOCKS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "F32": (4, _f32),
-    "F16": (2, _f16),
-    "BF16": (2, _bf16),
-    "Q4_0": (18, _q4_0),
-    "Q4_1": (20, _q4_1),
-    "Q5_0": (22, _q5_0),
-    "Q5_1": (24, _q5_1),
-    "Q8_0": (34, _q8_0),
-    "Q2_K": (84, _q2_k),
-    "Q3_K": (110, _q3_k),
-    "Q4_K": (144, _q4_k),
-    "Q5_K": (176, _q5_k),
-    "Q6_K": (210, _q6_k),
-    "IQ4_NL": (18, _iq4_nl),
-    "IQ4_XS": (136, _iq4_xs),
-    "MXFP4": (17, _mxfp4),
+# By the name of a type: the values, float32 [blocks, values], of blocks, uint8 [blocks, bytes].
+VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
