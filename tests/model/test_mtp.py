@@ -25,8 +25,9 @@ from localllm.errors import CheckpointError
 from localllm.hub.catalog import resolve_model
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
+from localllm.model.families.table import architecture_of
 from localllm.model.join import DRAFTED
-from localllm.model.mtp import find_mtp
+from localllm.model.mtp import find_mtp, mtp_architecture
 from localllm.model.weight_files import find_weight_files
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Method, Recipe
@@ -229,3 +230,11 @@ def test_a_plan_counts_the_head(tmp_path: Path) -> None:
     assert drafting.memory.weights_bytes - plain.memory.weights_bytes == 4 * num_values
     # The entry of a token: keys and values of one layer; and a sixteenth of a hidden state.
     assert drafting.kv_token_bytes - plain.kv_token_bytes == 2 * 2 * 16 * 4 + 64 * 4 // 16
+
+
+def test_a_model_whose_layers_have_inputs_of_their_own_has_no_head() -> None:
+    """A head computes one layer, and has none of these inputs."""
+    target = architecture_of(small_config("Gemma4ForCausalLM"))
+    assert target.per_layer is not None
+    assert mtp_architecture(target, {}) is None
+    assert mtp_architecture(architecture_of(small_config("Qwen3ForCausalLM")), {}) is not None
