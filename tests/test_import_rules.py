@@ -200,9 +200,19 @@ def test_the_scheduling_core_and_the_command_line_do_not_import_torch() -> None:
 
 def test_what_lists_and_describes_models_does_not_wait_for_torch() -> None:
     commands = [["ls"], ["show", "pocket"], ["show", "pocket", "--template"], ["ps"], ["cache"]]
+    assert run_and_look(commands, "torch") == "0 0 0 0 0 False"
+
+
+def test_an_answer_on_a_cpu_does_not_wait_for_triton() -> None:
+    words = ["chat", "pocket", "Hi.", "-n", "1", "--device", "cpu", "--keepalive", "0"]
+    assert run_and_look([words], "triton") == "0 False"
+
+
+def run_and_look(commands: list[list[str]], module: str) -> str:
+    """The exit codes of commands in a new process, and whether `module` is loaded then."""
     code = (
         "import sys; from localllm.cli.main import run; "
-        f"print(*(run(words) for words in {commands}), 'torch' in sys.modules)"
+        f"print(*(run(words) for words in {commands}), '{module}' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -211,4 +221,4 @@ def test_what_lists_and_describes_models_does_not_wait_for_torch() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
     )
-    assert done.stdout.splitlines()[-1] == "0 0 0 0 0 False"
+    return done.stdout.splitlines()[-1]

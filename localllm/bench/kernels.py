@@ -20,10 +20,10 @@ from localllm.operators.case import OperatorCase, Setting, Sizes
 from localllm.operators.cases import ALL_FRAGMENTS
 from localllm.operators.pointwise_cases import Filters, gate, norms, sampling
 from localllm.operators.product_cases import drawn_product
-from localllm_kernels import triton_ops
 from localllm_kernels.attention.kv_cache import CODE_LIMITS
 from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
+from localllm_kernels.triton_ops import triton_ops
 
 _FILTERS: Filters = (0.7, 20, 0.95, 0.0)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,15 +13,15 @@ from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap
-from localllm.operators.case import Sizes
-from localllm.operators.check import CheckRequest
-from localllm.operators.choice import choose_operators
 from localllm.operators.listener import Listener
-from localllm.operators.tuning import TuningFile
+from localllm.operators.tuning_file import TuningFile
 from localllm.user.places import cache_folder
 from localllm_kernels import Ops, select_ops
 from localllm_kernels.compiling.choice import ALL_OWN, Choice
 from localllm_kernels.compiling.tunings import Tunings
+
+if TYPE_CHECKING:
+    from localllm.operators.check import CheckRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ def operators_for(
     def choose() -> Choice:
         if not config.self_check:
             return ALL_OWN
+        from localllm.operators.choice import choose_operators
+
         return choose_operators(check_request(weights, architecture, config), listener)
 
     try:
@@ -66,8 +69,12 @@ def check_request(
     weights: WeightMap | RandomWeights,
     architecture: Architecture,
     config: EngineConfig,
-) -> CheckRequest:
+) -> "CheckRequest":
     """What the self-check of such a model on this GPU covers."""
+    # The cases import the kernels, which only a GPU needs.
+    from localllm.operators.case import Sizes
+    from localllm.operators.check import CheckRequest
+
     sizes = Sizes(architecture, *dtypes_of(architecture, config), config.block_size)
     tunings = tuning_file(torch.device("cuda")).read()
     found = {} if config.deterministic else tunings.found

@@ -4,14 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from localllm.engine.chosen_operators import tuning_file
 from localllm.engine.config import EngineConfig
-from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.loaded_decoder import LoadedDecoder
 from localllm.engine.memory import slot_sizes
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.paged_kv_cache import PagedKVCache
-from localllm.operators.device import Device
-from localllm.operators.tuning import tune
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.scheduler import SchedulerConfig
 
@@ -45,6 +42,11 @@ def make_runner(
     if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
         return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
+    # What follows imports the kernels, which a CPU does not need.
+    from localllm.engine.device_runner import DeviceRunner
+    from localllm.operators.device import Device
+    from localllm.operators.tuning import tune
+
     device = Device()
     tuning: Iterator[None] | None = None
     if loaded.tunings is not None:

@@ -52,8 +52,6 @@ from localllm.model.rope_config import RopeConfig
 from localllm.model.safetensors_header import open_tensors
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
-from localllm_kernels.experts.gpu_experts import GpuExperts
-from localllm_kernels.experts.slotted_experts import SlottedExperts
 from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.pointwise.gate import GateKind
 
@@ -415,6 +413,9 @@ class WeightReader(Parts):
                 tuple(self.linear(*names) for names in of_all) for of_all in (gate_up, down)
             )
             return ExpertByExpert(first, last, self._row_unit)
+        from localllm_kernels.experts.gpu_experts import GpuExperts
+        from localllm_kernels.experts.slotted_experts import SlottedExperts
+
         if isinstance(together, GpuExperts):
             return SlottedExperts.of(together, min(slots, len(gate_up)), self._device)
         raise UnsupportedModelError(

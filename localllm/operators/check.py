@@ -26,10 +26,11 @@ from localllm.operators.cpu_products import make_products_reproducible
 from localllm.operators.device import is_fatal, is_out_of_memory
 from localllm.operators.graph_timer import GraphTimer, Timer
 from localllm.operators.verdict import Outcome, State
-from localllm_kernels import Ops, triton_ops
+from localllm_kernels import Ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.compiling.tunings import Tunings
+from localllm_kernels.triton_ops import triton_ops
 
 _REPEATS = 7
 

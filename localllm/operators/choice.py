@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import torch
-import triton
 
 from localllm.model.architecture import HEAD
 from localllm.model.random_weights import RandomWeights
@@ -19,7 +18,7 @@ from localllm.operators.self_check import CheckError, check_operators
 from localllm.operators.verdict import Finding, Verdict, VerdictFile
 from localllm.user.version import __version__
 from localllm_kernels.compiling.choice import ALL_OWN, SECOND_WAYS, Choice
-from localllm_kernels.compiling.fingerprint import sources_fingerprint
+from localllm_kernels.compiling.fingerprint import sources_fingerprint, triton_version
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def describe_machine() -> str:
             torch.cuda.get_device_name(),
             f"driver {_driver()}",
             f"torch {torch.__version__}",
-            f"triton {triton.__version__}",
+            f"triton {triton_version()}",
             f"localllm {__version__} ({sources_fingerprint()})",
         )
     )

@@ -10,8 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from localllm_kernels.compiling.driver import DriverError, start_driver
-
 logger = logging.getLogger(__name__)
 
 # Texts of errors for which torch has no type.
@@ -110,15 +108,6 @@ def prepare(device: torch.device) -> None:
     if device.type == "cuda":
         torch.empty(1, device=device)  # the context: torch warns if cuBLAS has to create it
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-
-
-def why_no_kernels() -> str | None:
-    """Why Triton's kernels cannot be launched on this GPU, and what would help; or None."""
-    try:
-        start_driver()
-    except DriverError as error:
-        return str(error)
-    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

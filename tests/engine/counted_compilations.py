@@ -36,7 +36,7 @@ from localllm.schedule.request_check import EngineLimits
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.schedule.scheduler import Scheduler, SchedulerConfig
 from localllm.text.grammar import Grammar
-from localllm_kernels import triton_ops
+from localllm_kernels.triton_ops import triton_ops
 
 CONTEXT = 4096
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}

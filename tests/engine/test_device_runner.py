@@ -17,9 +17,9 @@ from localllm.quantize.recipe import Recipe
 from localllm.schedule.request import TokenEvent
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
-from localllm_kernels import triton_ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.sampling.sample import SamplingRows
+from localllm_kernels.triton_ops import triton_ops
 
 # Rows of padding are computed from whatever lies there.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -21,7 +21,7 @@ from localllm.files.private_files import (
     write_private,
 )
 from localllm.hub.verified import VerifiedFiles
-from localllm.operators.tuning import TuningFile
+from localllm.operators.tuning_file import TuningFile
 from localllm.operators.verdict import KIND, Outcome, Verdict, VerdictFile
 from localllm.user.places import cache_folder
 from localllm_kernels.compiling.choice import Piece

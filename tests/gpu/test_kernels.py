@@ -9,7 +9,7 @@ from int4_case import Case
 from paged_batch import MIXED, Batch
 from rounding import assert_near, fp8_case, sum_bound
 
-from localllm_kernels import TORCH_OPS, triton_ops
+from localllm_kernels import TORCH_OPS
 from localllm_kernels.attention.decode import paged_attention_decode
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.prefill import paged_attention_prefill
@@ -20,7 +20,9 @@ from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.products.int8_matmul import int8_matmul, int8_matmul_reference
-from localllm_kernels.sampling.sample import SamplingRows, sample, sample_reference
+from localllm_kernels.sampling.sample import SamplingRows, sample_reference
+from localllm_kernels.sampling.sample_launch import sample
+from localllm_kernels.triton_ops import triton_ops
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ from every_family import small_config
 from localllm.model.families.table import architecture_of
 from localllm.operators.case import Setting, Sizes
 from localllm.operators.recurrence_cases import recurrences
-from localllm_kernels import triton_ops
+from localllm_kernels.triton_ops import triton_ops
 
 pytestmark = [
     pytest.mark.gpu,

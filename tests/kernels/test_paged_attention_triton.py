@@ -12,15 +12,15 @@ from guards import GuardedMemory, needs_interpreter
 from in_turns import in_turns
 from paged_batch import MIXED, Batch
 
-import localllm_kernels
 from localllm.operators.case import distance, unit_of
-from localllm_kernels import triton_ops
+from localllm_kernels import triton_ops as table
 from localllm_kernels.attention.decode import paged_attention_decode, takes_fragments
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.primitives.code_pairs_8 import _asm_constants, code_pairs_8
+from localllm_kernels.triton_ops import triton_ops
 
 pytestmark = needs_interpreter
 
@@ -320,13 +320,13 @@ def test_a_prompt_beside_answers_takes_both_kernels(
     counts = batch.cu_seqlens_q.diff()
     ops, launched = triton_ops("cpu", choice=choice), []
     for name in ("paged_attention_decode", "paged_attention_prefill"):
-        kernel = getattr(localllm_kernels, name)
+        kernel = getattr(table, name)
 
         def noted(*arguments: Any, kernel: Any = kernel, name: str = name, **more: Any) -> Any:
             launched.append(name)
             return kernel(*arguments, **more)
 
-        monkeypatch.setattr(localllm_kernels, name, noted)
+        monkeypatch.setattr(table, name, noted)
     found = ops.paged_attention(
         batch.query,
         batch.cache,
@@ -383,13 +383,13 @@ def test_values_of_their_own_of_which_the_first_numbers_are_wanted() -> None:
 def test_more_heads_share_wide_keys_than_fit_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, seen = ("paged_attention_decode", "paged_attention_prefill"), []
     for name in kernels:
-        kernel = getattr(localllm_kernels, name)
+        kernel = getattr(table, name)
 
         def noted(query: torch.Tensor, *arguments: Any, kernel: Any = kernel, **more: Any) -> Any:
             seen.append(query.shape[1])
             return kernel(query, *arguments, **more)
 
-        monkeypatch.setattr(localllm_kernels, name, noted)
+        monkeypatch.setattr(table, name, noted)
     batch = Batch([(40, 1), (20, 2)], 40, 1, 288, value_dim=272)
     found = batch.attend(None, triton_ops("cpu").paged_attention)
     torch.testing.assert_close(found, batch.attend(None), atol=2e-5, rtol=2e-5)

@@ -9,8 +9,9 @@ import torch
 from engines import library_folder
 from guards import needs_interpreter
 
-from localllm_kernels import TORCH_OPS, Ops, cpu_ops, triton_ops
+from localllm_kernels import TORCH_OPS, Ops, cpu_ops
 from localllm_kernels.experts.route import Routing, route_reference
+from localllm_kernels.triton_ops import triton_ops
 
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 

@@ -16,15 +16,13 @@ from localllm.schedule.request import Request
 from localllm.schedule.sampling_params import SamplingParams
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.sampling.sample import (
-    KEPT,
-    WIDTH,
     Biases,
     Drafts,
     Penalties,
     SamplingRows,
-    sample,
     sample_reference,
 )
+from localllm_kernels.sampling.sample_launch import KEPT, WIDTH, sample
 
 pytestmark = needs_interpreter
 

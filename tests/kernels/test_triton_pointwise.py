@@ -10,14 +10,12 @@ from in_turns import in_turns
 
 from localllm.model.paged_kv_cache import empty_cache
 from localllm_kernels.attention.kv_cache import KVCache
-from localllm_kernels.attention.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, gate, gate_reference
-from localllm_kernels.pointwise.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_reference,
-    rms_norm,
-    rms_norm_reference,
-)
+from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
+from localllm_kernels.attention.rotate_and_store_launch import rotate_and_store
+from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, gate_reference
+from localllm_kernels.pointwise.gate_launch import gate
+from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
+from localllm_kernels.pointwise.rms_norm_launch import add_rms_norm, rms_norm
 from localllm_kernels.primitives.e4m3 import from_e4m3, to_e4m3
 
 pytestmark = needs_interpreter

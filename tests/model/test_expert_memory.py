@@ -25,7 +25,7 @@ from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
 from localllm.schedule.sampling_params import SamplingParams
-from localllm_kernels import TORCH_OPS, Ops, triton_ops
+from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts import gpu_experts, slotted_experts
@@ -35,6 +35,7 @@ from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum_reference
 from localllm_kernels.pointwise.gate import GateKind, gate_reference
 from localllm_kernels.products.gpu_linears import GpuLinears
+from localllm_kernels.triton_ops import triton_ops
 
 FAMILY = "Qwen3MoeForCausalLM"
 

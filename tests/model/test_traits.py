@@ -23,8 +23,9 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
-from localllm_kernels import TORCH_OPS, cpu_ops, select_ops, triton_ops
+from localllm_kernels import TORCH_OPS, cpu_ops, select_ops
 from localllm_kernels.backend import find_traits
+from localllm_kernels.triton_ops import triton_ops
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 TABLES = [

@@ -16,8 +16,9 @@ from localllm.operators.case import Cost, Setting, Sizes
 from localllm.operators.pointwise_cases import gate, norms, route, sampling
 from localllm.operators.product_cases import drawn_product, product_cases
 from localllm.operators.recurrence_cases import recurrences
-from localllm_kernels import TORCH_OPS, triton_ops
+from localllm_kernels import TORCH_OPS
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.triton_ops import triton_ops
 
 CPU = torch.device("cpu")
 ROWS = 3

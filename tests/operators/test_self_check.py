@@ -32,12 +32,13 @@ from localllm.operators.listener import Listener
 from localllm.operators.recurrence_cases import recurrences
 from localllm.operators.self_check import CheckError, Patience, check_operators
 from localllm.operators.verdict import Outcome, Verdict, VerdictFile
-from localllm_kernels import TORCH_OPS, Ops, triton_ops
+from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.experts.route import route_reference
 from localllm_kernels.linears import CodedWeight
 from localllm_kernels.recurrence.recurrence import recurrence_reference
 from localllm_kernels.recurrence.short_conv import short_conv_reference
+from localllm_kernels.triton_ops import triton_ops
 
 FAULTY = Path(__file__).with_name("faulty_operators.py")
 PATIENT = Patience(begin=120, compile=120, run=60)

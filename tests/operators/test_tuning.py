@@ -19,7 +19,8 @@ from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.decoder import DecoderModel
 from localllm.operators import tuning
 from localllm.operators.device import CaptureError
-from localllm.operators.tuning import ROWS, TuningFile, _calls, tune
+from localllm.operators.tuning import ROWS, _calls, tune
+from localllm.operators.tuning_file import TuningFile
 from localllm.quantize.recipe import Recipe
 from localllm_kernels.compiling.tiles import TileConfig
 from localllm_kernels.compiling.tunings import Tunings

@@ -34,7 +34,7 @@ def driver(place: Place) -> None:
     """Whether Triton can launch anything, and which GPU it is."""
     import torch
 
-    from localllm.operators.device import why_no_kernels
+    from localllm_kernels.compiling.driver import why_no_kernels
 
     place.keep("torch", torch.__version__)
     if place.rehearses:

@@ -6,6 +6,11 @@ from contextlib import contextmanager
 import triton
 
 
+def is_interpreting() -> bool:
+    """Whether Triton interprets kernels in Python: TRITON_INTERPRET=1."""
+    return bool(triton.knobs.runtime.interpret)
+
+
 class DriverError(Exception):
     """Triton cannot launch anything here."""
 
@@ -23,6 +28,15 @@ def start_driver() -> None:
             "Triton cannot build its module for the GPU driver, which needs a C compiler and "
             f"Python's headers (apt install gcc python3-dev): {type(error).__name__}: {reason:.200}"
         ) from error
+
+
+def why_no_kernels() -> str | None:
+    """Why Triton's kernels cannot be launched on this GPU, and what would help; or None."""
+    try:
+        start_driver()
+    except DriverError as error:
+        return str(error)
+    return None
 
 
 class KernelCompiledError(Exception):

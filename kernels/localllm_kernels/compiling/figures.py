@@ -94,8 +94,8 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 64"): Figure(2916, 3),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 128"): Figure(5444, 3),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 256"): Figure(6228, 3),
-    ("pointwise/rms_norm", "_rms_norm_kernel alone"): Figure(22, 4),
-    ("pointwise/rms_norm", "_rms_norm_kernel with residual"): Figure(37, 6),
+    ("pointwise/rms_norm_launch", "_rms_norm_kernel alone"): Figure(22, 4),
+    ("pointwise/rms_norm_launch", "_rms_norm_kernel with residual"): Figure(37, 6),
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 64, sinks"): Figure(490, 2),
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 256, cap"): Figure(1746, 9),
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 512"): Figure(1452, 9),
@@ -120,8 +120,10 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/prefill", "_prefill_kernel bf16, int8 cache, heads of 576"): Figure(3286, 10),
     ("attention/prefill", "_prefill_kernel bf16, fp8 cache, heads of 576"): Figure(5638, 10),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 576"): Figure(6884, 3),
-    ("pointwise/rms_norm", "_rms_norm_kernel alone, weight in float32"): Figure(22, 6),
-    ("pointwise/rms_norm", "_rms_norm_kernel with residual, weight in float32"): Figure(37, 10),
+    ("pointwise/rms_norm_launch", "_rms_norm_kernel alone, weight in float32"): Figure(22, 6),
+    ("pointwise/rms_norm_launch", "_rms_norm_kernel with residual, weight in float32"): Figure(
+        37, 10
+    ),
     ("experts/product", "_experts_kernel plain groups of 4096, 16 pairs by pair, silu"): Figure(
         1.3, 2
     ),
@@ -153,14 +155,14 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("experts/product", "_experts_kernel mxfp4 groups of 32, 16 pairs"): Figure(10.5, 3),
     ("experts/product", "_experts_kernel mxfp4 groups of 32, 32 pairs, silu"): Figure(10.7, 5),
     ("experts/sum", "_sum_kernel 8 of bf16"): Figure(4.4, 0),
-    ("pointwise/gate", "_gate_kernel bf16, silu"): Figure(32, 1),
-    ("pointwise/gate", "_gate_kernel bf16, gelu"): Figure(35, 1),
-    ("pointwise/gate", "_gate_kernel bf16, clamped"): Figure(38, 1),
-    ("pointwise/gate", "_gate_kernel bf16, relu2"): Figure(18, 0),
-    ("attention/rotate_and_store", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
-    ("attention/rotate_and_store", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
-    ("attention/rotate_and_store", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
-    ("sampling/sample", "_scan_kernel any filters"): Figure(
+    ("pointwise/gate_launch", "_gate_kernel bf16, silu"): Figure(32, 1),
+    ("pointwise/gate_launch", "_gate_kernel bf16, gelu"): Figure(35, 1),
+    ("pointwise/gate_launch", "_gate_kernel bf16, clamped"): Figure(38, 1),
+    ("pointwise/gate_launch", "_gate_kernel bf16, relu2"): Figure(18, 0),
+    ("attention/rotate_and_store_launch", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
+    ("attention/rotate_and_store_launch", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
+    ("attention/rotate_and_store_launch", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
+    ("sampling/sample_launch", "_scan_kernel any filters"): Figure(
         158.0, 9, "the whole kernel, with noise and masses; no row needs both"
     ),
 }

@@ -12,3 +12,10 @@ def sources_fingerprint() -> str:
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def triton_version() -> str:
+    """The version of the compiler, which is imported only where it is used."""
+    import triton
+
+    return str(triton.__version__)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import triton
-
 MIN_STEPS = 4  # per split: with fewer, adding up costs more than splitting saves
 
 
@@ -23,8 +21,8 @@ class TileConfig:
     def grid(self, num_rows: int, width_out: int) -> tuple[int, int, int]:
         """Programs: by outputs, by rows, by parts of the inputs."""
         return (
-            triton.cdiv(width_out, self.block_n),
-            triton.cdiv(num_rows, self.block_m),
+            -(-width_out // self.block_n),
+            -(-num_rows // self.block_m),
             self.num_splits,
         )
 
@@ -76,11 +74,11 @@ def vary_8_bits(config: TileConfig) -> list[TileConfig]:
 def choose_tiles(num_rows: int, width_out: int, width_in: int, num_processors: int) -> TileConfig:
     """Tiles such that each processor of the GPU has two programs, if there is enough work."""
     if num_rows <= 64:
-        block_m = max(16, triton.next_power_of_2(num_rows))
+        block_m = max(16, 1 << (num_rows - 1).bit_length())
         block_n, block_k, num_warps = (64, 128, 4) if block_m <= 32 else (64, 64, 4)
     else:
         block_m, block_n, block_k, num_warps = 128, 128, 64, 8
-    num_tasks = triton.cdiv(width_out, block_n) * triton.cdiv(num_rows, block_m)
-    wanted = triton.cdiv(2 * num_processors, num_tasks)
-    most = max(1, triton.cdiv(width_in, block_k) // MIN_STEPS)
+    num_tasks = -(-width_out // block_n) * -(-num_rows // block_m)
+    wanted = -(-2 * num_processors // num_tasks)
+    most = max(1, -(-width_in // block_k) // MIN_STEPS)
     return TileConfig(block_m, block_n, block_k, min(wanted, most), num_warps)

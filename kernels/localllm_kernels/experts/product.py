@@ -31,13 +31,8 @@ from localllm_kernels.experts.stacked_weight import (
     unpack_halves,
 )
 from localllm_kernels.experts.tasks import Tasks
-from localllm_kernels.pointwise.gate import (
-    GateKind,
-    gate_constants,
-    gate_reference,
-    gated,
-    parts_of,
-)
+from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
+from localllm_kernels.pointwise.gate_launch import gate_constants, gated
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
 OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units

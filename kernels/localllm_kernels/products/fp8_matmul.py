@@ -19,6 +19,7 @@ from torch import Tensor
 from localllm_kernels.compiling.aot import AotSpec
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.products.eight_bits import ByteWeight, multiply, spec_of
+from localllm_kernels.products.traits import takes_blocks
 
 NATIVE_CAPABILITY = 89
 
@@ -36,11 +37,6 @@ def _quantize_kernel(x_ptr, codes_ptr, scales_ptr, width, BLOCK: tl.constexpr):
     tl.store(codes_ptr + at, (x * factor).to(codes_ptr.dtype.element_ty), mask=inside)
     # A value that is not finite makes the scale so too, and with it the row's results.
     tl.store(scales_ptr + row, tl.div_rn(largest, 448.0) + tl.sum(x - x, axis=0))
-
-
-def takes_blocks(block_width: int, width_in: int) -> bool:
-    """Whether the kernel supports scales for blocks of `block_width` inputs."""
-    return block_width >= width_in or block_width % 128 == 0
 
 
 def rounds_inputs(device: torch.device) -> bool:

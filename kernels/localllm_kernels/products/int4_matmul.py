@@ -27,8 +27,8 @@ from torch import Tensor
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, row_bucket
 from localllm_kernels.compiling.tiles import MAX_WARPS, Ranges, TileConfig, neighbours
-from localllm_kernels.pointwise.gate import gate
-from localllm_kernels.pointwise.rms_norm import rms_norm
+from localllm_kernels.pointwise.gate_launch import gate
+from localllm_kernels.pointwise.rms_norm_launch import rms_norm
 from localllm_kernels.products.int4_fragments import _fragment_kernel
 from localllm_kernels.products.int4_row import _row_kernel
 from localllm_kernels.products.int4_tiles import _dequantize_kernel, _tile_kernel

@@ -3,8 +3,12 @@
 import torch
 
 from localllm_kernels.compiling.traits import Traits, WeightLayout
-from localllm_kernels.products.fp8_matmul import takes_blocks
 from localllm_kernels.products.int4_weight import takes_groups
+
+
+def takes_blocks(block_width: int, width_in: int) -> bool:
+    """Whether the kernel of fp8 supports scales for blocks of `block_width` inputs."""
+    return block_width >= width_in or block_width % 128 == 0
 
 
 def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:

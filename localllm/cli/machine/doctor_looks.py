@@ -92,7 +92,7 @@ def _processor() -> Iterator[Finding]:
 def _gpu() -> Iterator[Finding]:
     import torch
 
-    from localllm.operators.device import why_no_kernels
+    from localllm_kernels.compiling.driver import why_no_kernels
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
@@ -154,8 +154,8 @@ def check_gpu(name: str | None) -> Iterator[Finding]:
     from localllm.model.weight_check import check_weights
     from localllm.model.weight_files import find_weight_files
     from localllm.operators.choice import find_verdict
-    from localllm.operators.device import why_no_kernels
     from localllm.operators.listener import Listener
+    from localllm_kernels.compiling.driver import why_no_kernels
 
     config = EngineConfig(device="cuda")
     select_device(config)

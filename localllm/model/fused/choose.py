@@ -8,7 +8,6 @@ from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.cpu import CpuDecoder
 from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder, UniformLayer, is_plain, supports
-from localllm.model.fused.gpu import GpuDecoder
 from localllm.model.join import Join
 from localllm.model.layer import Layer
 from localllm.model.norm import Norm
@@ -16,7 +15,7 @@ from localllm_kernels import Ops
 from localllm_kernels.compiling.choice import FUSED
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.product import CProduct
-from localllm_kernels.products.gpu_linears import GpuLinears, Int4Product
+from localllm_kernels.products.traits import TRITON_TRAITS
 
 
 def fuse_layers(
@@ -28,14 +27,15 @@ def fuse_layers(
         return None
     uniform = [UniformLayer.of(layer) for layer in layers]
     products = [product for layer in uniform for product in layer.products]
-    match ops.linears:
-        case CpuLinears() as own if all(isinstance(each, CProduct) for each in products):
-            places = architecture.cache_places
-            share = architecture.layers[0].places[0].scale
-            return CpuDecoder(own.library, own.team, uniform, places, last_norm, share)
-        case GpuLinears() as own if all(isinstance(each, Int4Product) for each in products):
-            is_taken = is_plain(architecture.layers) and not FUSED & ops.choice.to_torch
-            return GpuDecoder(own.workspace, uniform, last_norm) if is_taken else None
+    own = ops.linears
+    if isinstance(own, CpuLinears) and all(isinstance(each, CProduct) for each in products):
+        places = architecture.cache_places
+        share = architecture.layers[0].places[0].scale
+        return CpuDecoder(own.library, own.team, uniform, places, last_norm, share)
+    if ops.traits is TRITON_TRAITS and is_plain(architecture.layers):
+        from localllm.model.fused.gpu import GpuDecoder
+
+        return None if FUSED & ops.choice.to_torch else GpuDecoder.of(own, uniform, last_norm)
     return None
 
 

@@ -11,6 +11,7 @@ A step with more tokens is bound by arithmetic, and runs the blocks one by one.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -20,10 +21,11 @@ from localllm.model.norm import Norm
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.rope import RopeTable, Rotation
 from localllm_kernels.attention.decode import paged_attention_decode
-from localllm_kernels.attention.rotate_and_store import rotate_and_store
+from localllm_kernels.attention.rotate_and_store_launch import rotate_and_store
 from localllm_kernels.compiling.launch import Workspace
-from localllm_kernels.pointwise.rms_norm import rms_norm
-from localllm_kernels.products.gpu_linears import Int4Product
+from localllm_kernels.linears import Linears
+from localllm_kernels.pointwise.rms_norm_launch import rms_norm
+from localllm_kernels.products.gpu_linears import GpuLinears, Int4Product
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.products.int4_weight import Around
 
@@ -39,6 +41,17 @@ class GpuDecoder(FusedDecoder):
         self._workspace, self._layers, self._last_norm = workspace, layers, last_norm
         sizes = layers[0].attention.spec
         self._group = sizes.num_heads // sizes.num_kv_heads
+
+    @classmethod
+    def of(
+        cls, linears: Linears | None, layers: Sequence[UniformLayer], last_norm: Norm
+    ) -> Self | None:
+        """None unless all products of `layers` have 4-bit weights that `linears` packed."""
+        if not isinstance(linears, GpuLinears) or not all(
+            isinstance(each, Int4Product) for layer in layers for each in layer.products
+        ):
+            return None
+        return cls(linears.workspace, layers, last_norm)
 
     def takes(self, batch: ForwardBatch) -> bool:
         num_rows = batch.input_ids.shape[0]
