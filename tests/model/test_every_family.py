@@ -41,7 +41,7 @@ FIRSTS = firsts_of_their_kind()
 SLOW = pytest.mark.slow
 
 
-def in_turns(*choices: str) -> list[Any]:
+def families_in_turn(*choices: str) -> list[Any]:
     """Every family with one of the choices in turn, and those with blocks of a new kind with all of
     them; each with each in the slow suite.
     """
@@ -87,7 +87,7 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
     assert 0 < errors[0] < 0.6 * errors[1] < 0.45
 
 
-@pytest.mark.parametrize(("family", "file_format"), in_turns(*FORMATS))
+@pytest.mark.parametrize(("family", "file_format"), families_in_turn(*FORMATS))
 def test_published_formats_compute_what_their_weights_say(
     family: str, file_format: str, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ def test_drawn_weights_have_ordinary_logits(family: str, kind: WeightKind) -> No
     assert 0.1 < logits.std() < 10
 
 
-@pytest.mark.parametrize(("family", "cache"), in_turns(*CACHES))
+@pytest.mark.parametrize(("family", "cache"), families_in_turn(*CACHES))
 def test_caches_drafts_and_company_change_no_token(family: str, cache: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", small_config(family))
     # Long enough that blocks are kept, and a window has moved on; the tail repeats, for drafts.
