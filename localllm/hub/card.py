@@ -13,7 +13,7 @@ from localllm.hub.catalog import ModelSource
 from localllm.hub.generation_config import read_generation_config
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
-from localllm.model.safetensors_header import read_headers
+from localllm.model.tensor_files import read_headers
 from localllm.model.tower import has_tower, text_tensors
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files

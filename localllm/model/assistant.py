@@ -31,7 +31,7 @@ from localllm.model.join import (
     JoinSpec,
 )
 from localllm.model.layer import LayerPlan, Place
-from localllm.model.safetensors_header import read_headers
+from localllm.model.tensor_files import read_headers
 from localllm.model.weight_check import check_tensors
 from localllm.model.weight_files import find_weight_files
 

@@ -26,8 +26,9 @@ from localllm.model.join import DRAFTED, FUSION, JOIN, DraftedAs, FusionSpec, Jo
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.own_head import differ
-from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stored_names import own_tensors
+from localllm.model.tensor_files import read_headers
+from localllm.model.tensor_info import TensorInfo
 from localllm.model.weight_check import check_tensors
 from localllm.model.weight_files import find_weight_files
 

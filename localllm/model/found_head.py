@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from localllm.model.architecture import Architecture
-from localllm.model.safetensors_header import TensorInfo
+from localllm.model.tensor_info import TensorInfo
 from localllm.model.weight_check import WeightMap
 
 # The norms of a head's join, by the names that the loader knows.

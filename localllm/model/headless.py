@@ -9,8 +9,8 @@ from typing import Any
 from localllm.errors import CheckpointError
 from localllm.model.architecture import HEAD, Architecture
 from localllm.model.config_fields import ConfigFields
-from localllm.model.safetensors_header import read_headers
 from localllm.model.stored_names import own_tensors
+from localllm.model.tensor_files import read_headers
 from localllm.model.weight_files import find_weight_files
 
 _WITH_HEAD, _BODY, _SCORER = "ForCausalLM", "Model", "ForSequenceClassification"

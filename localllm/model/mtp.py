@@ -18,9 +18,10 @@ from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.found_head import EMBEDDING_NORM, HIDDEN_NORM, FoundHead, HeadLayout
 from localllm.model.join import DRAFTED, JOIN, JoinSpec
 from localllm.model.layer import LayerPlan
-from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
+from localllm.model.tensor_files import read_headers
+from localllm.model.tensor_info import TensorInfo
 from localllm.model.weight_check import check_tensors
 
 # Qwen3-Next and later Qwen, and pocket.

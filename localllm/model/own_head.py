@@ -7,8 +7,9 @@ from pathlib import Path
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture
-from localllm.model.safetensors_header import TensorInfo, open_tensors, read_headers
 from localllm.model.stored_names import own_tensors
+from localllm.model.tensor_files import open_tensors, read_headers
+from localllm.model.tensor_info import TensorInfo
 from localllm.model.weight_files import find_weight_files
 
 # Compared at once, so that heads that differ are read no further.

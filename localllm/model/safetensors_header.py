@@ -2,87 +2,20 @@
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from localllm.errors import CheckpointError
 from localllm.files.model_file import open_model_file
+from localllm.model.tensor_info import ITEM_BYTES, MAX_TENSORS, TensorInfo
 
 # Parsing takes a second and 100 MB for every 5 MB. A tensor takes about 130 bytes. The largest
 # known header describes 73,000 tensors (a mixture of experts in int4) in 9.6 MB; no supported model
 # needs more than 1 MB.
 MAX_HEADER_BYTES = 10_000_000
-# In a whole checkpoint; the largest known ones have 92,000.
-MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 8
-ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-    "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8,
-}  # fmt: skip
 _REDOWNLOAD = "download the file again"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """`count` rows of matrix `index` of a stored tensor, from `first` on, `step` apart; it is
-    transposed before that if `is_transposed`.
-    """
-
-    index: int
-    first: int
-    step: int
-    count: int
-    is_transposed: bool
-
-    def of(self, matrix: Any) -> Any:
-        """The rows of that matrix, a tensor."""
-        turned = matrix.T if self.is_transposed else matrix
-        return turned[self.first :: self.step][: self.count]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor as its file's header describes it, or a part of it: `shape` is the part's."""
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    part: Part | None = None
-
-    def read(self, handle: Any) -> Any:
-        """The tensor; `handle`: its file, opened by safetensors."""
-        if self.part is None:
-            return handle.get_tensor(self.name)
-        return self.part.of(handle.get_slice(self.name)[self.part.index])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its data."""
-        return ITEM_BYTES[self.dtype] * prod(self.shape)
-
-
-def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
-    """Tensors of all files of a checkpoint, by name.
-
-    Raises: as `read_header`; CheckpointError for a name in two files, and for too many tensors.
-    """
-    found: dict[str, TensorInfo] = {}
-    for file in files:
-        for name, info in read_header(file).items():
-            if name in found:
-                raise CheckpointError(
-                    f"tensor {name!r:.120} is in two files",
-                    where=f"{found[name].file.name}, {file.name}",
-                )
-            found[name] = info
-        if len(found) > MAX_TENSORS:
-            raise _error(file, f"with this file the model has over {MAX_TENSORS:,} tensors")
-    return found
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -99,27 +32,27 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         length_field = file.read(8)
         header_bytes = int.from_bytes(length_field, "little")
         if len(length_field) < 8 or header_bytes > file_bytes - 8:
-            raise _error(path, "the file is cut short: its header is not complete")
+            raise broken_file(path, "the file is cut short: its header is not complete")
         if header_bytes > MAX_HEADER_BYTES:
-            raise _error(
+            raise broken_file(
                 path, f"the header claims {header_bytes:,} bytes; the limit is {MAX_HEADER_BYTES:,}"
             )
         text = file.read(header_bytes)
     # Counted before parsing, which is what would take the time and the memory.
     if text.count(b'"data_offsets"') > MAX_TENSORS:
-        raise _error(path, f"the header describes over {MAX_TENSORS:,} tensors")
+        raise broken_file(path, f"the header describes over {MAX_TENSORS:,} tensors")
     if not text.startswith(b"{"):
-        raise _error(path, "the header does not begin with {")
+        raise broken_file(path, "the header does not begin with {")
     try:
         # Decoded here: given bytes, json takes UTF-16 and UTF-32, too.
         header = json.loads(text.decode(), object_pairs_hook=lambda pairs: _unique(pairs, path))
     except (ValueError, RecursionError) as error:
-        raise _error(path, f"the header is not valid JSON ({error})") from error
+        raise broken_file(path, f"the header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
-        raise _error(path, "the header is not a JSON object")
+        raise broken_file(path, "the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _error(path, "the header's metadata is not a map of strings")
+        raise broken_file(path, "the header's metadata is not a map of strings")
     spans = []
     tensors = {}
     for name, entry in header.items():
@@ -130,11 +63,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     for start, end, name in sorted(spans):
         if start != position:
             kind = "overlaps the one before it" if start < position else "leaves a gap before it"
-            raise _error(path, f"tensor {name!r:.120} {kind}")
+            raise broken_file(path, f"tensor {name!r:.120} {kind}")
         position = end
     if position != file_bytes - 8 - header_bytes:
         last = max(spans)[2] if spans else "none"
-        raise _error(
+        raise broken_file(
             path,
             f"the file holds {file_bytes - 8 - header_bytes:,} bytes of data, "
             f"but its header describes {position:,} (last tensor {last!r:.120})",
@@ -142,36 +75,23 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def open_tensors(path: Path) -> Any:
-    """A weight file opened by the library that loads its tensors; a context manager.
-
-    Raises: CheckpointError for what that library does not take.
-    """
-    from safetensors import SafetensorError, safe_open  # torch takes two seconds to import
-
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise _error(path, str(error)[:200]) from error
-
-
 def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     where = f"tensor {name!r:.120}"
     if not isinstance(entry, dict):
-        raise _error(path, f"{where} has no description")
+        raise broken_file(path, f"{where} has no description")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _error(path, f"{where} has the unknown dtype {dtype!r:.40}")
+        raise broken_file(path, f"{where} has the unknown dtype {dtype!r:.40}")
     if (
         not _are_sizes(shape)
         or len(shape) > MAX_DIMENSIONS
         or not _are_sizes(offsets)
         or len(offsets) != 2
     ):
-        raise _error(path, f"{where} has a broken shape or broken offsets")
+        raise broken_file(path, f"{where} has a broken shape or broken offsets")
     start, end = offsets
     if end - start != prod(shape) * ITEM_BYTES[dtype]:
-        raise _error(
+        raise broken_file(
             path, f"{where} spans {end - start:,} bytes, but its shape {shape} of {dtype} needs "
             f"{prod(shape) * ITEM_BYTES[dtype]:,}"
         )  # fmt: skip
@@ -188,12 +108,13 @@ def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise _error(path, f"the header names {name!r:.120} twice")
+            raise broken_file(path, f"the header names {name!r:.120} twice")
         result[name] = value
     return result
 
 
-def _error(path: Path, problem: str) -> CheckpointError:
+def broken_file(path: Path, problem: str) -> CheckpointError:
+    """The error for a file that is not what it should be."""
     return CheckpointError(
         f"broken weight file {path.name}: {problem}", where=str(path), hint=_REDOWNLOAD
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
-from localllm.model.safetensors_header import Part, TensorInfo
+from localllm.model.tensor_info import Part, TensorInfo
 
 # What follows the name of a stacked linear in files, and that of an expert's here.
 _ENDINGS = {

@@ -11,9 +11,10 @@ from localllm.errors import CheckpointError
 from localllm.model.architecture import HEAD, Architecture, layer_name
 from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
-from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
+from localllm.model.tensor_files import read_headers
+from localllm.model.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from localllm_kernels.compiling.traits import WeightLayout

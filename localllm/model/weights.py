@@ -49,7 +49,7 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
-from localllm.model.safetensors_header import open_tensors
+from localllm.model.tensor_files import open_tensors
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.linears import ExpertsProduct

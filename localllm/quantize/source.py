@@ -14,7 +14,7 @@ from localllm.model.architecture import EMBEDDING, HEAD, Architecture
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
 from localllm.model.packed.scheme import SCALE_DTYPES
-from localllm.model.safetensors_header import ITEM_BYTES
+from localllm.model.tensor_info import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.quantize.recipe import GROUP_SIZES, Recipe

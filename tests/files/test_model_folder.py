@@ -8,7 +8,7 @@ import pytest
 
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.families.table import read_architecture
-from localllm.model.safetensors_header import read_headers
+from localllm.model.tensor_files import read_headers
 from localllm.model.weight_files import find_weight_files
 from localllm.text.tokenizer_files import load_backend
 

@@ -192,7 +192,7 @@ def test_the_tensors_of_all_files_together_are_bounded(
 
     folder = write_checkpoint(tmp_path / "m", tiny_config("LlamaForCausalLM"), num_shards=2)
     check(folder)  # of 21 tensors
-    monkeypatch.setattr("localllm.model.safetensors_header.MAX_TENSORS", 20)
+    monkeypatch.setattr("localllm.model.tensor_files.MAX_TENSORS", 20)
     assert "over 20 tensors" in refusal(folder)
 
 

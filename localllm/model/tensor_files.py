@@ -1,0 +1,41 @@
+"""The files that hold a checkpoint's tensors: their headers, and the tensors once they are open."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import CheckpointError
+from localllm.model.safetensors_header import broken_file, read_header
+from localllm.model.tensor_info import MAX_TENSORS, TensorInfo
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Tensors of all files of a checkpoint, by name.
+
+    Raises: as `read_header`; CheckpointError for a name in two files, and for too many tensors.
+    """
+    found: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(file).items():
+            if name in found:
+                raise CheckpointError(
+                    f"tensor {name!r:.120} is in two files",
+                    where=f"{found[name].file.name}, {file.name}",
+                )
+            found[name] = info
+        if len(found) > MAX_TENSORS:
+            raise broken_file(file, f"with this file the model has over {MAX_TENSORS:,} tensors")
+    return found
+
+
+def open_tensors(path: Path) -> Any:
+    """A weight file opened by the library that loads its tensors; a context manager.
+
+    Raises: CheckpointError for what that library does not take.
+    """
+    from safetensors import SafetensorError, safe_open  # torch takes two seconds to import
+
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise broken_file(path, str(error)[:200]) from error
