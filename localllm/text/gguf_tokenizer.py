@@ -142,43 +142,48 @@ def _word_split(told: GgufKeys) -> WordSplit:
 
 
 def _sentence_piece(told: GgufKeys, vocabulary: GgufVocabulary, kind: str) -> dict[str, Any]:
-    spaced: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    normalizer: dict[str, Any] = spaced
-    pre_tokenizer: dict[str, Any] | None = None
-    if kind == "gemma4":
-        merges = _listed_merges(told, vocabulary)
-        pattern = {"Regex": r"[^\n]+|\n+"}  # no token has newlines and other letters
-        pre_tokenizer = {
-            "type": "Split",
-            "pattern": pattern,
-            "behavior": "Isolated",
-            "invert": False,
-        }
-    else:
-        merges = _scored_merges(told, vocabulary)
-        if told.flag("add_space_prefix", default=True):
-            prefix = {"type": "Prepend", "prepend": SPACE}
-            normalizer = {"type": "Sequence", "normalizers": [prefix, spaced]}
-            steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    find_merges = _listed_merges if kind == "gemma4" else _scored_merges
     unknown = vocabulary.named.get("unk")
     return {
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "decoder": {"type": "Sequence", "decoders": steps},
+        **(_spaces_of_gemma_4() if kind == "gemma4" else _spaces(told, vocabulary)),
         "model": {
             "type": "BPE",
             "unk_token": None if unknown is None else vocabulary.tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary.ids,
-            "merges": list(merges),
+            "merges": list(find_merges(told, vocabulary)),
         },
     }
+
+
+def _written(normalizer: Any, pre_tokenizer: Any, *last_steps: Mapping[str, Any]) -> dict[str, Any]:
+    """What writes spaces as `SPACE`, and the decoder that reads them and ends with `last_steps`."""
+    read = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    steps = [read, {"type": "ByteFallback"}, {"type": "Fuse"}, *last_steps]
+    decoder = {"type": "Sequence", "decoders": steps}
+    return {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder}
+
+
+_WRITE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+
+
+def _spaces_of_gemma_4() -> dict[str, Any]:
+    pattern = {"Regex": r"[^\n]+|\n+"}  # no token has newlines and other letters
+    lines = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    return _written(_WRITE, lines)
+
+
+def _spaces(told: GgufKeys, vocabulary: GgufVocabulary) -> dict[str, Any]:
+    if not told.flag("add_space_prefix", default=True):
+        return _written(_WRITE, None)
+    no_first_space = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    if all(vocabulary.ids.get(text) in vocabulary.special for text in ("[INST]", "[/INST]")):
+        # Mistral, from its third tokenizer on: none is put behind special tokens.
+        first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first"}
+        return _written(None, {**first, "split": False}, no_first_space)
+    steps = [{"type": "Prepend", "prepend": SPACE}, _WRITE]
+    return _written({"type": "Sequence", "normalizers": steps}, None, no_first_space)
 
 
 def _listed_merges(told: GgufKeys, vocabulary: GgufVocabulary) -> Iterator[tuple[str, str]]:
