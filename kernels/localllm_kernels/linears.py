@@ -54,6 +54,25 @@ class CodedWeight:
         return WeightLayout(self.kind, width_in, group)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows in blocks of GGUF's type `type`; `codes`: uint8 [rows, bytes of a row]."""
+
+    type: str
+    codes: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWeight:
+    """A weight of `parts`, one below the other, of rows with `width_in` values; `order`: int64
+    [out], which row each output is, None if they are in order.
+    """
+
+    parts: tuple[BlockRows, ...]
+    width_in: int
+    order: Tensor | None = None
+
+
 class Linears(Protocol):
     """Makes products from weights, and packs each weight once. They take [rows, in] and return
     [rows, out] in `dtype`, or in float32 if rows are wide. None: no kernel for it (see Traits).
@@ -68,7 +87,7 @@ class Linears(Protocol):
         """`weight`: [out, in]."""
 
     def packed(
-        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
+        self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """The product with a quantized weight, in a model of `dtype`."""
 

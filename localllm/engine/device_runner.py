@@ -85,7 +85,7 @@ class DeviceRunner(HeadRunner):
         self._graph_rows = graph_rows(limits.max_num_seqs)
         most_rows = self._sizes[-1]
         block_size = kv_cache.block_size
-        where = model.embedding.table.device
+        where = model.embedding.device
         self._slots = Slots(limits.max_num_seqs, model.architecture.vocab_size, where)
         self._inputs = DeviceInputs(
             limits.max_num_seqs,

@@ -59,8 +59,8 @@ class ModelRunner(HeadRunner):
         self._tables = own_tables(kv_cache) if tables is None else tables
         self._threads = threads
         self._ended_s = 0.0
-        self._device = model.embedding.table.device
-        is_float32 = self._device.type == "cpu" and model.embedding.table.dtype == torch.float32
+        self._device = model.embedding.device
+        is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
         self._row_multiple = model.ops.traits.row_unit if is_float32 else 1
 
     def needs_ids(self, params: SamplingParams) -> bool:

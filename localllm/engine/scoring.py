@@ -25,8 +25,8 @@ class WindowScorer:
     ) -> None:
         self._model = model
         self._num_blocks = -(-max_tokens // BLOCK_SIZE)
-        self._device = model.embedding.table.device
-        dtype = kv_dtype or model.embedding.table.dtype
+        self._device = model.embedding.device
+        dtype = kv_dtype or model.embedding.dtype
         groups = model.architecture.cache_groups
         # Block 0 is the null block.
         counts = [1 + self._num_blocks] * len(groups)

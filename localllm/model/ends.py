@@ -1,12 +1,13 @@
 """The ends of a decoder: from tokens to the residual stream, and from its last norm to logits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.linear import Projection
+from localllm.model.packed.blocks import BlockWeight
 from localllm_kernels.attention.capped import capped
 
 
@@ -14,22 +15,38 @@ from localllm_kernels.attention.capped import capped
 class Embedding:
     """The embedding table.
 
-    `scale`: a factor on its rows, rounded to the dtype of the table as the models were trained;
-    `row_dtype`: that of the residual stream.
+    `scale`: a factor on its rows, rounded to the dtype of the table as the models were trained, not
+    where it is in blocks, whose values are floats; `row_dtype`: that of the residual stream;
+    `dtype`: the model's.
     """
 
-    table: Tensor  # [vocab_size, hidden]
+    table: Tensor | BlockWeight  # [vocab_size, hidden]
     scale: float
     row_dtype: torch.dtype
+    dtype: torch.dtype
 
     @classmethod
     def of(cls, table: Tensor, scale: float, row_dtype: torch.dtype) -> "Embedding":
         """With the factor `scale` before it is rounded."""
-        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype)
+        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype, table.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table lies."""
+        return self.table.codes.device if isinstance(self.table, BlockWeight) else self.table.device
+
+    def scaled(self, scale: float) -> "Embedding":
+        """The same table with another factor before it is rounded."""
+        if isinstance(self.table, BlockWeight):
+            return replace(self, scale=scale)
+        return Embedding.of(self.table, scale, self.row_dtype)
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """`input_ids`: int64 [...] -> [..., hidden]."""
-        rows = F.embedding(input_ids, self.table)
+        if isinstance(self.table, BlockWeight):
+            rows = self.table.rows(input_ids)
+        else:
+            rows = F.embedding(input_ids, self.table)
         return (rows if self.scale == 1 else rows * self.scale).to(self.row_dtype)
 
 

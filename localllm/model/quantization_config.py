@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import brief
+from localllm.model.packed.block_schemes import BLOCK_SCHEMES
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
@@ -248,4 +249,5 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], SchemesOf]] = {
     "fbgemm_fp8": lambda raw: _everywhere(Fp8("weight_scale", None)),
     "modelopt": _read_modelopt,
     "mxfp4": lambda raw: _everywhere(BlocksMxfp4()),
+    "gguf": lambda raw: _everywhere(*BLOCK_SCHEMES),
 }

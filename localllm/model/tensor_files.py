@@ -1,19 +1,25 @@
-"""The files that hold a checkpoint's tensors: their headers, and the tensors once they are open."""
+"""The files that hold a checkpoint's tensors, safetensors or GGUF: their headers, and the tensors
+once they are open.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import CheckpointError
+from localllm.model.gguf.tensors import is_gguf, open_gguf, read_gguf_infos
 from localllm.model.safetensors_header import broken_file, read_header
 from localllm.model.tensor_info import MAX_TENSORS, TensorInfo
 
 
-def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
-    """Tensors of all files of a checkpoint, by name.
+def read_headers(files: Sequence[Path]) -> dict[str, TensorInfo]:
+    """Tensors of all files of a checkpoint, by name; of a GGUF model by the loader's names.
 
-    Raises: as `read_header`; CheckpointError for a name in two files, and for too many tensors.
+    Raises: as `read_header` and `read_gguf_infos`; CheckpointError for a name in two files, and for
+    too many tensors.
     """
+    if files and is_gguf(files[0]):
+        return read_gguf_infos(files[0])
     found: dict[str, TensorInfo] = {}
     for file in files:
         for name, info in read_header(file).items():
@@ -29,10 +35,12 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
 
 
 def open_tensors(path: Path) -> Any:
-    """A weight file opened by the library that loads its tensors; a context manager.
+    """A weight file opened by what loads its tensors; a context manager.
 
-    Raises: CheckpointError for what that library does not take.
+    Raises: CheckpointError for what that does not take.
     """
+    if is_gguf(path):
+        return open_gguf(path)
     from safetensors import SafetensorError, safe_open  # torch takes two seconds to import
 
     try:

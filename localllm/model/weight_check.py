@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import CheckpointError
-from localllm.model.architecture import HEAD, Architecture, layer_name
+from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
+from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.stacked_experts import unstack
@@ -31,8 +32,6 @@ _IGNORED = re.compile(
 _OF_ROUNDING = re.compile(r".*\.weight_(scale|zero_point|g_idx|scale_inv)")
 # Tensors with token ids, and their dtypes.
 _IDS, _INTEGERS = (DRAFTED, CLUSTER_TOKENS), ("I32", "I64")
-# Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
-RESIDENT_SHARE = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,11 @@ class StoredLinear:
     def packed_bytes(self) -> int:
         """Bytes in the files of one that stays quantized."""
         return 0 if self.num_dense else sum(info.num_bytes for info in self.parts.values())
+
+    @property
+    def resident_bytes(self) -> float:
+        """Upper bound on the bytes of one that stays quantized, once it is loaded."""
+        return self.packed_bytes * self.scheme.resident_share
 
     def read_bytes(self, item_bytes: int) -> int:
         """Bytes that a product reads; plain values take `item_bytes` each."""
@@ -84,15 +88,15 @@ class WeightMap:
         """Bytes of a loaded linear without its bias; plain values take `item_bytes` each."""
         if linear in self.quantized:
             found = self.quantized[linear]
-            return int(found.packed_bytes * RESIDENT_SHARE) + found.num_dense * item_bytes
+            return int(found.resident_bytes) + found.num_dense * item_bytes
         return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
-        packed = sum(linear.packed_bytes for linear in self.quantized.values())
+        packed = sum(linear.resident_bytes for linear in self.quantized.values())
         num_plain = sum(prod(info.shape) for info in self.plain.values())
         num_plain += sum(linear.num_dense for linear in self.quantized.values())
-        return int(packed * RESIDENT_SHARE) + num_plain * item_bytes
+        return int(packed) + num_plain * item_bytes
 
 
 def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
@@ -127,6 +131,10 @@ def check_tensors(
         for name, shape in architecture.tensors().items()
     }
     shapes, dense = architecture.linears(), architecture.dense_linears()
+    table = EMBEDDING.removesuffix(".weight")
+    if EMBEDDING in expected:
+        [of_table] = expected[EMBEDDING].shapes
+        shapes[table] = of_table[0], of_table[1]
     quantized = {}
     claimed: set[str] = set()
     for linear, scheme in _find_schemes(found, architecture, shapes).items():
@@ -210,8 +218,13 @@ def _find_schemes(
         if weight is not None and weight.dtype in LOADABLE_DTYPES:
             continue
         known = quantization.schemes_of(stored.get(linear, linear))
-        marked = [each for each in known if f"{linear}.{each.marker}" in found]
-        if known and (marked or f"{linear}.weight" not in found):
+        marked = [
+            each
+            for each in known
+            if (marker := found.get(f"{linear}.{each.marker}")) and each.takes(marker.dtype)
+        ]
+        is_missing = f"{linear}.weight" not in found and f"{linear}.weight" != EMBEDDING
+        if known and (marked or is_missing):
             schemes[linear] = (marked or known)[0]
     return schemes
 
@@ -224,7 +237,8 @@ def _check_tensor(info: TensorInfo, expected: StoredTensor) -> None:
             where=str(info.file),
             hint="config.json and weights are from different models or revisions",
         )
-    if info.dtype not in expected.dtypes:
+    # Blocks are dequantized as they are loaded where no product takes them.
+    if info.dtype not in expected.dtypes and not isinstance(info, GgufInfo):
         raise CheckpointError(
             f"tensor {info.name!r} has dtype {info.dtype}; can load {', '.join(expected.dtypes)}",
             where=str(info.file),

@@ -8,9 +8,12 @@ from localllm.errors import CheckpointError
 from localllm.files.json_file import MAX_JSON_BYTES, read_json_object
 from localllm.files.model_file import has_file, open_model_file, read_model_file
 from localllm.files.model_folder import PICKLES, no_weights
+from localllm.user.places import cache_folder
 
 # Mistral's own layout of the same weights; the weights of an adapter.
 _OTHERS = ("consolidated", "adapter_model")
+# What stands in a folder that stands for a GGUF model, and where such folders are.
+GGUF_NAME, GGUF_FOLDERS = "gguf.json", "gguf"
 INDEX_NAME = "model.safetensors.index.json"
 # 200 bytes for each of the tensors that a checkpoint may have.
 MAX_INDEX_BYTES = 20_000_000
@@ -19,10 +22,15 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, from its index if it has one.
+    """The safetensors files of a checkpoint folder, from its index if it has one; the GGUF files
+    that a folder of our own stands for, see hub/gguf_folder.py.
 
     Raises: CheckpointError where there are none, or where a shard of the index is missing.
     """
+    if folder.parent == cache_folder(GGUF_FOLDERS):
+        stands_for = read_json_object(folder / GGUF_NAME).get("files")
+        if isinstance(stands_for, list):
+            return [Path(str(each)) for each in stands_for]
     index = folder / INDEX_NAME
     if has_file(index):
         return [folder / name for name in sorted(set(_read_weight_map(index).values()))]

@@ -44,6 +44,8 @@ from localllm.model.linear import (
     packed_linear,
 )
 from localllm.model.norm import Norm, NormSpec
+from localllm.model.packed.blocks import BlockWeight
+from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
@@ -104,6 +106,8 @@ class CheckpointWeights(WeightSource):
     def plain(self, name: str) -> Tensor:
         info = self.weights.plain[name]
         tensor: Tensor = info.read(self.handles[info.file])
+        if tensor.dtype == torch.uint8 and info.dtype in BLOCKS:
+            return dequantize_blocks(BLOCKS[info.dtype], tensor)
         return tensor
 
     def place(self, name: str) -> tuple[str, str]:
@@ -203,7 +207,7 @@ class HeadWeights:
         if embedding is None:
             embedding = target.embedding
             if scale != embedding.scale:
-                embedding = Embedding.of(embedding.table, scale, embedding.row_dtype)
+                embedding = embedding.scaled(scale)
         head = self.head or target.head
         fused = fuse_layers(self.architecture, self.layers, self.norm, target.ops)
         return DecoderModel(
@@ -380,10 +384,7 @@ class WeightReader(Parts):
         bias = self._biases(names, parts)
         if rows is not None:
             fused, bias = fused.take_rows(rows), None if bias is None else bias[rows]
-        product = packed_linear(fused, bias, self._dtype, self._linears)
-        if isinstance(product, DequantizedLinear):
-            self.without_kernel.add(fused.kind)
-        return self._fixed(product)
+        return self._packed(fused, bias)
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -442,12 +443,24 @@ class WeightReader(Parts):
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""
         row_dtype = torch.float32 if self._has_wide_rows else self._dtype
-        return Embedding.of(self.read(EMBEDDING), architecture.embedding_scale, row_dtype)
+        table = EMBEDDING.removesuffix(".weight")
+        scale = architecture.embedding_scale
+        if self._source.has_quantized(table):
+            stored = self._source.quantized(table, self._device)
+            if isinstance(stored, BlockWeight):
+                return Embedding(stored, scale, row_dtype, self._dtype)
+        return Embedding.of(self.read(EMBEDDING), scale, row_dtype)
 
     def head(self, architecture: Architecture, embedding: Embedding) -> Head:
         """The output head; the embedding table if there is no separate head."""
         has_own = self._source.has_quantized(HEAD) or self._has_plain(f"{HEAD}.weight")
-        product = self.linear(HEAD) if has_own else self._plain(embedding.table, None)
+        table = embedding.table
+        if has_own:
+            product = self.linear(HEAD)
+        elif isinstance(table, BlockWeight):
+            product = self._packed(table, None)
+        else:
+            product = self._plain(table, None)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
 
     def drafting_head(self, architecture: Architecture) -> Head | ClusteredHead | None:
@@ -518,6 +531,12 @@ class WeightReader(Parts):
         parts = copy(self)
         parts._prefix, parts._ropes = f"{layer_name(index)}.", ropes
         return architecture.layers[index].build(parts)
+
+    def _packed(self, weight: PackedWeight, bias: Tensor | None) -> Projection:
+        product = packed_linear(weight, bias, self._dtype, self._linears)
+        if isinstance(product, DequantizedLinear):
+            self.without_kernel.add(weight.kind)
+        return self._fixed(product)
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> Projection:
         linears = self._linears

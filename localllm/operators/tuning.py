@@ -142,4 +142,4 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
 
 def _drawn(model: DecoderModel, rows: int, width: int) -> Tensor:
     embedding = model.embedding
-    return torch.randn(rows, width, device=embedding.table.device).to(embedding.row_dtype)
+    return torch.randn(rows, width, device=embedding.device).to(embedding.row_dtype)

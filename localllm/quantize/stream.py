@@ -70,7 +70,7 @@ class CalibrationStream:
         embedding, length = reader.embedding(architecture), windows.shape[1]
         own_inputs = reader.per_layer_inputs(architecture, TORCH_OPS)
         hidden, per_layer = [], []
-        parts = torch.split(windows.to(embedding.table.device), max(1, BATCH_TOKENS // length))
+        parts = torch.split(windows.to(embedding.device), max(1, BATCH_TOKENS // length))
         for tokens in parts:
             rows = embedding(tokens.flatten())
             hidden.append(rows.view(*tokens.shape, -1).cpu())

@@ -18,9 +18,9 @@ typedef struct {
 
 /* Of a quantized row of the wider product; 0 where products are not integer ones. */
 static int64_t row_bytes(const Expert *expert) {
-  if (expert->gate_up.kind != INTEGER || expert->down.kind != INTEGER) return 0;
-  const int64_t first = integer_row_bytes(expert->gate_up.weight);
-  const int64_t second = integer_row_bytes(expert->down.weight);
+  const int64_t first = product_row_bytes(&expert->gate_up);
+  const int64_t second = product_row_bytes(&expert->down);
+  if (!first || !second) return 0;
   return first > second ? first : second;
 }
 
@@ -101,25 +101,25 @@ static void all_products(const Team *team, const Experts *e, const Scratch *s, c
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
   const int64_t width_out = is_down ? e->hidden : gate_parts(e->gate) * e->inner;
-#define WEIGHT(i) ((const IntegerWeight *)(is_down ? e->experts[i].down : e->experts[i].gate_up).weight)
+#define PRODUCT(i) (is_down ? &e->experts[i].down : &e->experts[i].gate_up)
   TEAM_FOR(team, pair, pairs) {
     const int64_t i = s->expert_of[pair], from = s->starts[i];
     const int64_t row = is_down ? pair : s->row_of[pair];
-    integer_quantize_row(WEIGHT(i), x + row * width_in, pair - from, s->starts[i + 1] - from,
+    product_quantize_row(PRODUCT(i), x + row * width_in, pair - from, s->starts[i + 1] - from,
                          s->rounded + from * s->row_bytes);
   }
   team_meet(team);
-  const int64_t blocks = (width_out + LANES - 1) / LANES, chunks = (blocks + CHUNK - 1) / CHUNK;
+  const int64_t blocks = product_panels(PRODUCT(0)), chunks = (blocks + CHUNK - 1) / CHUNK;
   const int64_t tasks = s->taken[e->count] * chunks;
   for (int64_t task = team_next(team); task < tasks; task = team_next(team)) {
     const int64_t i = s->taken[task / chunks], from = s->starts[i], first = task % chunks * CHUNK;
     const int64_t last = first + CHUNK < blocks ? first + CHUNK : blocks;
     for (int64_t block = first; block < last; block++)
-      integer_multiply_block(WEIGHT(i), block, s->rounded + from * s->row_bytes,
+      product_multiply_panel(PRODUCT(i), block, s->rounded + from * s->row_bytes,
                              y + from * width_out, s->starts[i + 1] - from);
   }
   team_meet(team);
-#undef WEIGHT
+#undef PRODUCT
 }
 
 /* scratch: experts_scratch_bytes. */

@@ -14,10 +14,17 @@ from torch import Tensor
 
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.product import CProduct, CpuProduct, PermutedProduct
-from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, pointer, value
+from localllm_kernels.cpu.structs import (
+    BlockRows,
+    BlockWeight,
+    FloatWeight,
+    IntegerWeight,
+    pointer,
+    value,
+)
 from localllm_kernels.cpu.team import Team
-from localllm_kernels.cpu.traits import c_multiplies
-from localllm_kernels.linears import CodedWeight, ExpertsProduct, Linears, Product
+from localllm_kernels.cpu.traits import C_BLOCKS, c_multiplies
+from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 _INT8_GROUPS = (128, 64, 32, 16)
@@ -53,8 +60,10 @@ class CpuLinears(Linears):
         return self._product(kind, struct, (weight, bias))
 
     def packed(
-        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
+        self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> CpuProduct | None:
+        if isinstance(weight, BlocksWeight):
+            return self._blocks(weight, bias, dtype)
         layout, zeros = weight.layout, weight.zeros
         if not c_multiplies(layout, dtype, "cpu"):
             return None
@@ -74,6 +83,34 @@ class CpuLinears(Linears):
         product = self._product("INTEGER", struct, kept)
         order = weight.permutation
         return product if order is None else PermutedProduct(product, order)
+
+    def _blocks(
+        self, weight: BlocksWeight, bias: Tensor | None, dtype: torch.dtype
+    ) -> CProduct | None:
+        """The product with blocks where they lie."""
+        if dtype != torch.bfloat16 or any(each.type not in C_BLOCKS for each in weight.parts):
+            return None
+        parts = (BlockRows * len(weight.parts))(
+            *(
+                BlockRows(
+                    each.codes.data_ptr(),
+                    value(f"BLOCK_{each.type}"),
+                    len(each.codes),
+                    each.codes.stride(0),
+                )
+                for each in weight.parts
+            )
+        )
+        places = None
+        if weight.order is not None:
+            places = torch.empty(len(weight.order), dtype=torch.int32)
+            places[weight.order] = torch.arange(len(places), dtype=torch.int32)
+        width_out = sum(len(each.codes) for each in weight.parts)
+        struct = BlockWeight(
+            parts, pointer(places), pointer(bias), len(parts), width_out, weight.width_in
+        )
+        kept = (*(each.codes for each in weight.parts), places, bias)
+        return self._product("BLOCKS", struct, kept)
 
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind

@@ -34,10 +34,26 @@ enum { GATE_SILU, GATE_GELU, GATE_CLAMPED, GATE_RELU2 };
 /* How many rows of the inner width a gate reads. */
 static inline int64_t gate_parts(int64_t kind) { return kind == GATE_RELU2 ? 1 : 2; }
 
-enum { FLOAT32, BFLOAT16, INTEGER };
+/* Types of GGUF's blocks, whose layouts gguf_blocks.py tells. */
+enum {
+  BLOCK_Q4_0, BLOCK_Q4_1, BLOCK_Q5_0, BLOCK_Q5_1, BLOCK_Q8_0, BLOCK_Q2_K, BLOCK_Q3_K, BLOCK_Q4_K,
+  BLOCK_Q5_K, BLOCK_Q6_K, BLOCK_IQ4_NL, BLOCK_IQ4_XS, BLOCK_MXFP4
+};
+typedef struct {
+  const uint8_t *rows; /* [count][row_bytes] */
+  int64_t type, count, row_bytes;
+} BlockRows;
+typedef struct {
+  const BlockRows *parts; /* rows of one type each, one below the other */
+  const int32_t *places;  /* [out], which output each row is, or NULL: they are in order */
+  const float *bias;      /* [out], or NULL */
+  int64_t num_parts, width_out, width_in;
+} BlockWeight;
+
+enum { FLOAT32, BFLOAT16, INTEGER, BLOCKS };
 typedef struct {
   int64_t kind;
-  const void *weight; /* FloatWeight or IntegerWeight */
+  const void *weight; /* FloatWeight, IntegerWeight or BlockWeight */
 } Product;
 
 /* Keys and values of one layer, see kv_cache.py. */
@@ -121,6 +137,17 @@ int64_t integer_blocks(const IntegerWeight *w);
 void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory, float *y,
                             int64_t rows);
 int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);
+
+/* The same of a weight in blocks. */
+void team_blocks_linear(const Team *team, const BlockWeight *w, const float *x, float *y,
+                        int64_t rows, char *scratch);
+int64_t blocks_scratch_bytes(const BlockWeight *w, int64_t rows);
+int64_t blocks_row_bytes(const BlockWeight *w);
+void blocks_quantize_row(const BlockWeight *w, const float *x, int64_t row, int64_t rows,
+                         char *memory);
+int64_t blocks_panels(const BlockWeight *w);
+void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, float *y,
+                           int64_t rows);
 /* The tasks of a batch, which the caller frees; NULL if memory runs out, or if the shape of the
  * heads is not supported. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
 AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,

@@ -16,6 +16,8 @@ value = DECLARATIONS.value
 # operators.h
 IntegerWeight = DECLARATIONS.struct("IntegerWeight")
 FloatWeight = DECLARATIONS.struct("FloatWeight")
+BlockRows = DECLARATIONS.struct("BlockRows")
+BlockWeight = DECLARATIONS.struct("BlockWeight")
 Product = DECLARATIONS.struct("Product")
 CKVCache = DECLARATIONS.struct("KVCache")
 AttentionShape = DECLARATIONS.struct("AttentionShape")

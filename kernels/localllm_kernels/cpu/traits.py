@@ -8,13 +8,21 @@ from localllm_kernels.compiling.traits import Traits, WeightLayout
 C_GROUPS = 16
 
 
+# Types of GGUF's blocks with products.
+C_BLOCKS = frozenset(
+    (
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("IQ4_NL", "IQ4_XS", "MXFP4"),
+    )
+)
+
+
 def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
-    return (
-        dtype == torch.bfloat16
-        and layout.kind in ("int4", "int8", "mxfp4")
-        and layout.group % C_GROUPS == 0
-    )
+    if dtype != torch.bfloat16:
+        return False
+    is_grouped = layout.kind in ("int4", "int8", "mxfp4") and layout.group % C_GROUPS == 0
+    return is_grouped or layout.kind in C_BLOCKS
 
 
 C_TRAITS = Traits(
@@ -23,5 +31,5 @@ C_TRAITS = Traits(
     rows_alike=True,
     wide_rows=True,
     halves_weights=True,
-    integer_kinds=frozenset(("int4", "int8", "mxfp4")),
+    integer_kinds=frozenset(("int4", "int8", "mxfp4")) | C_BLOCKS,
 )

@@ -17,7 +17,7 @@ from localllm_kernels.experts.stacked_weight import (
 )
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
-from localllm_kernels.linears import CodedWeight, ExpertsProduct, Linears, Product
+from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
@@ -72,8 +72,10 @@ class ExpertLinears(Linears):
         )
 
     def packed(
-        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
+        self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
+        if isinstance(weight, BlocksWeight):
+            return None
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.gpu_experts import ExpertLinears
-from localllm_kernels.linears import CodedWeight, Linears, Product
+from localllm_kernels.linears import BlocksWeight, CodedWeight, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
@@ -48,8 +48,10 @@ class GpuLinears(Linears):
         return lambda x: F.linear(x, weight, bias)
 
     def packed(
-        self, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype
+        self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
+        if isinstance(weight, BlocksWeight):
+            return None
         kind, workspace = weight.kind, self.workspace
         is_torchs = Piece[kind.upper()] in self._to_torch
         if is_torchs or not triton_multiplies(weight.layout, dtype, "cuda"):

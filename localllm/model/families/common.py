@@ -49,6 +49,8 @@ def read_attention(
     if head_dim % 2:
         fields.fail("head_dim", "even")
     rope = read_rope(fields, fields.max_positions())
+    if fields.flag("rope_interleave"):  # what GGUF files of some families are read as
+        rope = replace(rope, is_interleaved=True)
     if rope.rotary_width(head_dim) % 2:
         fields.fail("partial_rotary_factor", f"such that an even part of {head_dim} turns")
     check_pair_factors(fields, rope, head_dim)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from localllm.files.gguf import BlockType
+from localllm.files.gguf import BLOCK_TYPES, BlockType
 
 # Of IQ4_NL and IQ4_XS, by code.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -183,3 +183,5 @@ VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
+# The types whose values are known here, by name.
+BLOCKS = {each.name: each for each in BLOCK_TYPES.values() if each.name in VALUES}

@@ -23,7 +23,7 @@ package knows which one it was. Layouts, for a linear of `out` × `in` in groups
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,14 @@ class StoredTensor:
 class Scheme(ABC):
     """How one linear is quantized in one format; the suffix `marker` marks it as quantized."""
 
+    # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
+    resident_share: ClassVar[float] = 1.15
+
     marker: str
+
+    def takes(self, dtype: str) -> bool:
+        """Whether the tensor that marks it may have this dtype."""
+        return True
 
     @abstractmethod
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:

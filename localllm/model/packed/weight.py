@@ -7,13 +7,13 @@ product.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from localllm_kernels.compiling.traits import CodeKind, WeightLayout
-from localllm_kernels.linears import CodedWeight, Product
+from localllm_kernels.linears import BlocksWeight, CodedWeight, Product
 
 # The time of torch's integer operators grows with the rows; for more rows than this it is faster to
 # dequantize the weight once and use the plain product.
@@ -24,7 +24,7 @@ MAX_OPERATOR_ROWS = 4
 class PackedWeight(ABC):
     """A quantized weight. `in_byte`: how many of its values are in a byte of `codes`."""
 
-    kind: ClassVar[CodeKind]
+    kind: ClassVar[CodeKind | Literal["blocks"]]
     in_byte: ClassVar[int] = 1
 
     codes: Tensor
@@ -57,7 +57,7 @@ class PackedWeight(ABC):
         """The weight with its rows in another order; `order`: int64 [out]."""
 
     @abstractmethod
-    def coded(self) -> CodedWeight:
+    def coded(self) -> CodedWeight | BlocksWeight:
         """It as the libraries of kernels take it."""
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:

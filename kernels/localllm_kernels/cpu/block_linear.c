@@ -1,0 +1,223 @@
+/* y = x · wᵀ + bias for weights in the blocks of GGUF files, which stay as they lie in the file; see
+ * BlockWeight in operators.h.
+ *
+ * LANES rows are unpacked side by side, some inputs at a time, into memory of the first-level cache,
+ * and multiplied with all rows of x from there. The inputs are rounded to int8 with one scale for
+ * 32 of them, so that the products of a group add up as integers, in any order; what follows is in
+ * floats, group by group, so a row has the same bits in any batch. */
+
+#include "block_unpack.h"
+#include "integer_dots.h"
+
+#define TILE 8             /* rows that share a pass over the codes */
+#define PANEL_BYTES 262144 /* rounded rows that stay in the second-level cache */
+#define CHUNK 1024         /* inputs that are unpacked at a time */
+
+/* Rows of x as int8, those of a tile interleaved: words [width / 4][rows], scales [width / 32][rows],
+ * sums of the codes [width / 16][rows]. */
+typedef struct {
+  int32_t *words, *sums;
+  float *scales;
+} RoundedRows;
+
+int64_t blocks_row_bytes(const BlockWeight *w) {
+  return w->width_in + w->width_in / 32 * 4 + w->width_in / 16 * 4;
+}
+
+INLINE RoundedRows rounded_rows(char *memory, int64_t rows, int64_t width) {
+  char *scales = memory + width * rows, *sums = scales + width / 32 * 4 * rows;
+  return (RoundedRows){(int32_t *)memory, (int32_t *)sums, (float *)scales};
+}
+
+static int64_t panel_rows(const BlockWeight *w, int64_t num_rows) {
+  const int64_t rows = PANEL_BYTES / blocks_row_bytes(w) / TILE * TILE;
+  if (rows < TILE) return num_rows < TILE ? num_rows : TILE;
+  return num_rows < rows ? num_rows : rows;
+}
+
+int64_t blocks_scratch_bytes(const BlockWeight *w, int64_t rows) {
+  return (panel_rows(w, rows) + TILE) * blocks_row_bytes(w);
+}
+
+void blocks_quantize_row(const BlockWeight *w, const float *x, int64_t row, int64_t rows,
+                         char *memory) {
+  const int64_t width = w->width_in, tile = row / TILE, left = rows - tile * TILE;
+  const int64_t count = left < TILE ? left : TILE, own = row % TILE;
+  const RoundedRows to = rounded_rows(memory + tile * TILE * blocks_row_bytes(w), count, width);
+  const f32v magic = splat(12582912.0f); /* adding it rounds to a whole number */
+  for (int64_t group = 0; group < width / 32; group++, x += 32) {
+    f32v most = splat(0.0f), poison = splat(0.0f);
+    for (int i = 0; i < 32; i += LANES) {
+      const f32v v = load(x + i);
+      most = maxv(most, maxv(v, -v));
+      poison += v * 0.0f; /* NaN if anything is not finite, which no code can express */
+    }
+    const float scale = max_lanes(most) / 127.0f + sum_lanes(poison);
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    int32_t words[8], sums[2] = {0, 0};
+    for (int i = 0; i < 32; i += LANES) {
+      const i32v codes = (i32v)(load(x + i) * inverse + magic) - (i32v)magic;
+      const s8v bytes = __builtin_convertvector(codes, s8v);
+      memcpy(words + i / 4, &bytes, sizeof bytes);
+      for (int lane = 0; lane < LANES; lane++) sums[i / 16] += codes[lane];
+    }
+    for (int i = 0; i < 8; i++) to.words[(group * 8 + i) * count + own] = words[i];
+    for (int i = 0; i < 2; i++) to.sums[(group * 2 + i) * count + own] = sums[i];
+    to.scales[group * count + own] = scale;
+  }
+}
+
+/* LANES outputs: rows of a part from `first` on, of which `count` are there. */
+typedef struct {
+  const BlockWeight *weight;
+  const BlockRows *part;
+  int64_t first, count; /* in the part */
+  int64_t place;        /* of the first one among all rows of the weight */
+} Panel;
+
+static Panel find_panel(const BlockWeight *w, int64_t number) {
+  int64_t place = 0;
+  const BlockRows *part = w->parts;
+  for (; number >= (part->count + LANES - 1) / LANES; part++) {
+    number -= (part->count + LANES - 1) / LANES;
+    place += part->count;
+  }
+  const int64_t first = number * LANES, left = part->count - first;
+  return (Panel){w, part, first, left < LANES ? left : LANES, place + first};
+}
+
+int64_t blocks_panels(const BlockWeight *w) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < w->num_parts; i++) count += (w->parts[i].count + LANES - 1) / LANES;
+  return count;
+}
+
+INLINE f32v load_outputs(const Panel *p, const float *y) {
+  const int32_t *places = p->weight->places;
+  if (!places) return load_part(y + p->place, p->count, 0.0f);
+  f32v found = splat(0.0f);
+  for (int64_t i = 0; i < p->count; i++) found[i] = y[places[p->place + i]];
+  return found;
+}
+INLINE void store_outputs(const Panel *p, float *y, f32v v) {
+  const int32_t *places = p->weight->places;
+  if (!places) {
+    store_part(y + p->place, v, p->count);
+    return;
+  }
+  for (int64_t i = 0; i < p->count; i++) y[places[p->place + i]] = v[i];
+}
+
+typedef struct {
+  u8x4v codes[CHUNK / 4];
+  f32v scales[CHUNK / 16], offsets[CHUNK / 16];
+} Chunk;
+
+static void unpack_chunk(int64_t type, const BlockLanes *lanes, int64_t first, int64_t inputs,
+                         Chunk *c) {
+#define CASE(type) case type: unpack_blocks(type, lanes, first, inputs, c->codes, c->scales, c->offsets); break;
+  switch (type) {
+    CASE(BLOCK_Q4_0) CASE(BLOCK_Q4_1) CASE(BLOCK_Q5_0) CASE(BLOCK_Q5_1) CASE(BLOCK_Q8_0)
+    CASE(BLOCK_Q2_K) CASE(BLOCK_Q3_K) CASE(BLOCK_Q4_K) CASE(BLOCK_Q5_K) CASE(BLOCK_Q6_K)
+    CASE(BLOCK_IQ4_NL) CASE(BLOCK_IQ4_XS) CASE(BLOCK_MXFP4)
+  }
+#undef CASE
+}
+
+/* Adds the products of `inputs` inputs to `rows` rows of y; callers pass the rows, the group, and what
+ * codes stand for as constants. x: the rows of a tile, from the chunk's first input on. */
+INLINE void multiply_chunk(const Panel *p, const Chunk *c, int64_t inputs, const RoundedRows *x,
+                           float *y, int rows, int is_first, int middle, int group, int bits,
+                           int has_offsets) {
+  const int64_t width_out = p->weight->width_out;
+  f32v total[TILE];
+  for (int r = 0; r < rows; r++)
+    total[r] = is_first ? splat(0.0f) : load_outputs(p, y + r * width_out);
+  const u8x4v *codes = c->codes;
+  const int32_t *from = x->words;
+  for (int64_t g = 0; g < inputs / group; g++) {
+    const float *own = x->scales + g * group / 32 * rows;
+    const int32_t *sums = x->sums + g * group / 16 * rows;
+    int32_t of_codes[TILE];
+    i32v sum[TILE];
+    for (int r = 0; r < rows; r++) {
+      of_codes[r] = group == 32 ? sums[r] + sums[rows + r] : sums[r];
+      sum[r] = (i32v){0};
+      if (!has_offsets && !is_signed(bits)) sum[r] -= middle * of_codes[r];
+    }
+    for (int i = 0; i < group / 4; i++, codes++, from += rows) {
+      const u8x4v four = is_signed(bits) ? *codes ^ 128 : *codes;
+      for (int r = 0; r < rows; r++) sum[r] = dot4(sum[r], four, from[r], bits);
+    }
+    for (int r = 0; r < rows; r++) {
+      total[r] = fmav(__builtin_convertvector(sum[r], f32v), c->scales[g] * own[r], total[r]);
+      if (has_offsets)
+        total[r] = fmav(c->offsets[g], splat(own[r] * (float)of_codes[r]), total[r]);
+    }
+  }
+  for (int r = 0; r < rows; r++) store_outputs(p, y + r * width_out, total[r]);
+}
+
+static void multiply_tile(const Panel *p, const Chunk *c, int64_t inputs, const RoundedRows *x,
+                          float *y, int64_t rows, int is_first, const BlockForm *form) {
+  const int middle = form->middle;
+#define ROWS(n, group, bits, has_offsets) \
+  case n: multiply_chunk(p, c, inputs, x, y, n, is_first, middle, group, bits, has_offsets); break;
+#define FORM(...) \
+  switch (rows) { \
+    ROWS(1, __VA_ARGS__) ROWS(2, __VA_ARGS__) ROWS(3, __VA_ARGS__) ROWS(4, __VA_ARGS__) \
+    ROWS(5, __VA_ARGS__) ROWS(6, __VA_ARGS__) ROWS(7, __VA_ARGS__) ROWS(TILE, __VA_ARGS__) \
+  }
+  if (form->group == 16) {
+    if (form->has_offsets) FORM(16, 4, 1) else FORM(16, 4, 0)
+  } else if (middle == 128) {
+    FORM(32, 8, 0)
+  } else if (form->has_offsets) {
+    FORM(32, 4, 1)
+  } else {
+    FORM(32, 4, 0)
+  }
+#undef FORM
+#undef ROWS
+}
+
+void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, float *y,
+                           int64_t rows) {
+  const Panel p = find_panel(w, number);
+  const BlockForm form = block_form(p.part->type);
+  BlockLanes lanes;
+  for (int lane = 0; lane < LANES; lane++) {
+    const int64_t row = p.first + (lane < p.count ? lane : p.count - 1);
+    lanes.row[lane] = p.part->rows + row * p.part->row_bytes;
+  }
+  Chunk chunk;
+  for (int64_t start = 0; start < w->width_in; start += CHUNK) {
+    const int64_t left = w->width_in - start, inputs = left < CHUNK ? left : CHUNK;
+    unpack_chunk(p.part->type, &lanes, start / form.values, inputs, &chunk);
+    for (int64_t first = 0; first < rows; first += TILE) {
+      const int64_t count = rows - first < TILE ? rows - first : TILE;
+      RoundedRows x = rounded_rows(memory + first * blocks_row_bytes(w), count, w->width_in);
+      x.words += start / 4 * count, x.scales += start / 32 * count, x.sums += start / 16 * count;
+      multiply_tile(&p, &chunk, inputs, &x, y + first * w->width_out, count, start == 0, &form);
+    }
+  }
+  if (!w->bias) return;
+  for (int64_t r = 0; r < rows; r++) {
+    float *own = y + r * w->width_out;
+    store_outputs(&p, own, load_outputs(&p, own) + load_outputs(&p, w->bias));
+  }
+}
+
+void team_blocks_linear(const Team *team, const BlockWeight *w, const float *x, float *y,
+                        int64_t rows, char *scratch) {
+  const int64_t panel = panel_rows(w, rows), panels = blocks_panels(w);
+  for (int64_t first = 0; first < rows; first += panel) {
+    const int64_t count = rows - first < panel ? rows - first : panel;
+    TEAM_FOR(team, row, count)
+      blocks_quantize_row(w, x + (first + row) * w->width_in, row, count, scratch);
+    team_meet(team);
+    TEAM_FOR(team, number, panels)
+      blocks_multiply_panel(w, number, scratch, y + first * w->width_out, count);
+    team_meet(team);
+  }
+}
