@@ -64,8 +64,8 @@ def find_layout(names: Collection[str]) -> OtherLayout | None:
             "it has Meta's or Mistral's own layout (params.json, consolidated*)", hint
         )
     if ".gguf" in endings:
-        hint = "the repository that they were converted from"
-        return OtherLayout("its weights are GGUF files, which are not supported", hint)
+        first = min(name for name in names if name.lower().endswith(".gguf"))
+        return OtherLayout("its weights are GGUF files", f"the path of one of them: {first}")
     if any(suffix in PICKLES for suffix in endings):
         hint = "a repository with safetensors"
         return OtherLayout("its weights are pickles, which can run code", hint)
