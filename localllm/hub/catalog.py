@@ -320,8 +320,9 @@ def resolve_model(name: str) -> ModelSource:
     stored = find_by_name(name)
     if stored is not None:
         return ModelSource(stored.name, file=stored.file)
-    _refuse_file(name)
     found = _REPO_AND_TAG.fullmatch(name)
+    if found is None or found["tag"] is None:  # a tag may be the name of a file there
+        _refuse_file(name)
     if found is not None and ".." not in name:
         # Ollama's tag for no particular one.
         tag = None if found["tag"] == "latest" else found["tag"]

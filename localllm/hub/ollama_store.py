@@ -7,7 +7,7 @@ be that of several names.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,11 @@ _LAYER = "application/vnd.ollama.image."
 _MAX_MANIFEST_BYTES, _MAX_LAYERS = 1_000_000, 10_000
 
 
-def ollama_models(walk: StoreWalk) -> Iterator[StoredModel]:
-    """The models of Ollama that are one GGUF file each.
+def ollama_models(
+    walk: StoreWalk, is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[StoredModel]:
+    """The models of Ollama that are one GGUF file each, and whose names are wanted; the manifests
+    of others are not read.
 
     One with an adapter is left out: its file alone would be another model.
     """
@@ -37,9 +40,8 @@ def ollama_models(walk: StoreWalk) -> Iterator[StoredModel]:
                 for model in walk.folders(namespace):
                     for manifest in walk.files(model):
                         name = _name(host.name, namespace.name, model.name, manifest.name)
-                        found = None if name is None else _read(name, manifest, root)
-                        if found is not None:
-                            yield found
+                        if name is not None and is_wanted(name):
+                            yield from _read(name, manifest, root)
 
 
 def _roots() -> list[Path]:
@@ -56,22 +58,22 @@ def _name(host: str, namespace: str, model: str, tag: str) -> str | None:
     return f"{model}:{tag}" if namespace == _LIBRARY else f"{namespace}/{model}:{tag}"
 
 
-def _read(name: str, manifest: Path, root: Path) -> StoredModel | None:
-    """The model of a manifest; None if that is broken, or it is no GGUF file that is whole."""
+def _read(name: str, manifest: Path, root: Path) -> Iterator[StoredModel]:
+    """The model of a manifest; none if that is broken, or it is no GGUF file that is whole."""
     layers = _layers(manifest)
     models = [layer for layer in layers if layer.get("mediaType") == f"{_LAYER}model"]
     if len(models) != 1 or any(each.get("mediaType") == f"{_LAYER}adapter" for each in layers):
-        return None
+        return
     digest = _DIGEST.fullmatch(str(models[0].get("digest")))
     if digest is None:
-        return None
+        return
     blob = root / "blobs" / f"sha256-{digest[1]}"
     try:
         num_bytes = blob.stat().st_size if blob.is_file() else -1
     except OSError:
-        return None
-    is_whole = num_bytes == models[0].get("size")
-    return StoredModel(name, blob, OLLAMA, num_bytes) if is_whole else None
+        return
+    if num_bytes == models[0].get("size"):
+        yield StoredModel(name, blob, OLLAMA, num_bytes)
 
 
 def _layers(manifest: Path) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ def choose(sizes: Mapping[str, int], tag: str | None, repo: str) -> list[str]:
         return files_of(found[0])
     listed = [*(found or models)][:_MOST_LISTED]
     if tag is None:
-        problem = f"{repo} has {len(models)} models as GGUF, and none is the usual one"
+        problem = f"{repo} has {len(models)} GGUF models; a tag says which one"
     elif found:
         problem = f"{repo} has {len(found)} files that {tag!r:.80} may mean"
     else:

@@ -13,7 +13,7 @@ from localllm.hub.ollama_store import ollama_models
 from localllm.hub.quantized_files import files_of, stem_of, usual
 from localllm.hub.spellings import without_address
 from localllm.hub.store_walk import StoreWalk
-from localllm.hub.stored_model import LLAMA_CPP, LM_STUDIO, OLLAMA, StoredModel, stored_models
+from localllm.hub.stored_model import LLAMA_CPP, LM_STUDIO, StoredModel, stored_models
 from localllm.user.places import home_folder
 
 
@@ -21,7 +21,7 @@ def find_stored() -> list[StoredModel]:
     """The models of Ollama, LM Studio and llama.cpp, each under a name that finds it again."""
     walk = StoreWalk()
     found: dict[str, StoredModel] = {}
-    for model in (*ollama_models(walk), *_lm_studio_models(walk), *_llama_cpp_models(walk)):
+    for model in (*ollama_models(walk), *_models_by_folder(walk)):
         found.setdefault(_key(model.name), model)
     return [*found.values()]
 
@@ -32,15 +32,15 @@ def find_by_name(name: str) -> StoredModel | None:
     A name in Ollama may lack `:latest`, one in the others its tag, or be that of the file; capitals
     and addresses in front do not matter.
     """
-    wanted, stored = _key(name), find_stored()
-    for model in stored:
-        if _key(model.name) in (wanted, f"{wanted}:latest"):
+    walk, wanted = StoreWalk(), _key(name)
+    keys = (wanted, f"{wanted}:latest")
+    for model in ollama_models(walk, lambda each: _key(each) in keys):
+        return model
+    others = [*_models_by_folder(walk)]
+    for model in others:
+        if _key(model.name) == wanted:
             return model
-    found = {
-        model.name: model
-        for model in stored
-        if model.program != OLLAMA and wanted in _short_names(model)
-    }
+    found = {model.name: model for model in others if wanted in _short_names(model)}
     names = usual(found)
     return found[names[0]] if len(names) == 1 else None
 
@@ -52,6 +52,12 @@ def _key(name: str) -> str:
 def _short_names(model: StoredModel) -> set[str]:
     base = model.name.partition(":")[0]
     return {each.lower() for each in (base, model.file.name, stem_of(model.file.name))}
+
+
+def _models_by_folder(walk: StoreWalk) -> Iterator[StoredModel]:
+    """The models of the programs that keep files as they are named on the hub."""
+    yield from _lm_studio_models(walk)
+    yield from _llama_cpp_models(walk)
 
 
 def _lm_studio_models(walk: StoreWalk) -> Iterator[StoredModel]:

@@ -14,6 +14,7 @@ from window import Open
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
+from localllm.cli.chat.words import split_files
 from localllm.cli.flags.foreign import translated
 from localllm.cli.main import app
 from localllm.errors import CatalogError, ExitCode
@@ -219,12 +220,14 @@ def test_a_file_is_neither_a_question_nor_a_model(localllm: Run, tmp_path: Path)
     assert f"-f '{notes}'" in outcome.err
     weights = tmp_path / "m.gguf"
     weights.write_bytes(b"GGUF")
-    for words in (("m.gguf", "hi"), ("m.gguf",)):
-        outcome = localllm("chat", *words)
-        assert outcome.code == ExitCode.USAGE
-        assert "m.gguf does not exist" in outcome.err
+    outcome = localllm("chat", "m.gguf", "hi")
+    assert outcome.code == ExitCode.USAGE
+    assert "m.gguf does not exist" in outcome.err
     assert resolve_model(str(weights)).file == weights
     assert is_model_name(str(weights))
+    assert is_model_name("m.gguf")
+    files, words = split_files(["a.txt"], [str(notes), str(weights), "hi"])
+    assert (files, words) == (["a.txt", str(notes)], [str(weights), "hi"])
     outcome = localllm("chat", str(notes), "hi")
     assert outcome.code == ExitCode.USAGE
     assert "is a file" in outcome.err

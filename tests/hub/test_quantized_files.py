@@ -82,7 +82,7 @@ def test_where_several_are_meant_the_names_of_files_tell_them_apart() -> None:
             choose(sizes, tag, "r")
         assert caught.value.where == "large-Q4_K_M (8.0 MB), small-Q4_K_M (4.0 MB)"
     assert choose(sizes, "small-q4_k_m", "r") == ["small-Q4_K_M.gguf"]
-    with pytest.raises(CatalogError, match="none is the usual one"):
+    with pytest.raises(CatalogError, match="2 GGUF models; a tag says which one"):
         choose({"a-Q2_K.gguf": 1, "a-Q3_K_M.gguf": 1}, None, "r")
 
 

@@ -151,12 +151,13 @@ def test_a_model_with_an_adapter_is_not_its_file_alone(ollama: Callable[..., Pat
 
 
 def test_a_look_ends_however_much_there_is(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
     for i in range(30):
-        put(tmp_path / f"{i:02}" / "m.gguf")
+        put(folder / f"{i:02}" / "m.gguf")
     walk = StoreWalk(20)
-    assert len(walk.gguf(tmp_path)) == 0
-    assert walk.folders(tmp_path) == []
-    assert len(StoreWalk(90).gguf(tmp_path)) == 30
+    assert len(walk.gguf(folder)) == 0
+    assert walk.folders(folder) == []
+    assert len(StoreWalk(90).gguf(folder)) == 30
 
 
 def test_models_of_lm_studio_are_found_by_folder_tag_and_file(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ EngineOfPlan = Annotated[
 @takes_flags
 def plan(
     model: Annotated[
-        str | None, common.model("Alias, org/name or folder; without one, the whole catalogue.")
+        str | None,
+        common.model("Alias, org/name, folder or GGUF file; without one, the whole catalogue."),
     ] = None,
     *,
     machine: MachineFlags,
