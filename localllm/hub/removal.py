@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,9 +183,9 @@ def _folder_removal(name: str, what: str, folder: Path) -> Removal:
     return Removal(name, what, (folder,), _size_of([folder]), partial(shutil.rmtree, folder))
 
 
-def _size_of(folders: Iterable[Path]) -> int:
-    """Bytes of the files in these folders; links are not followed."""
-    return sum(
+def _size_of(folders: Collection[Path]) -> int:
+    """Bytes of the files in these folders, where links are not followed, and of these files."""
+    return sum(each.stat().st_size for each in folders if each.is_file()) + sum(
         path.lstat().st_size
         for folder in folders
         for root, _, names in os.walk(folder)
