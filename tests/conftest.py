@@ -132,8 +132,10 @@ def user_directories(
     (home / "localllm" / "kernels").symlink_to(compiled_kernels)
     (home / "localllm" / "tokenizers").symlink_to(read_tokenizers)
     for name in list(os.environ):
-        if name.startswith(("LOCALLLM_", "HF_")):
+        if name.startswith(("LOCALLLM_", "HF_", "LLAMA_")):
             monkeypatch.delenv(name)
+    # Else a service's models would be found too.
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "ollama"))
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_directory))

@@ -70,7 +70,7 @@ def git_digest(data: bytes) -> str:
 
 
 def is_large(path: Path) -> bool:
-    return path.suffix == ".safetensors"
+    return path.suffix in (".safetensors", ".gguf")
 
 
 def describe(path: Path, folder: Path) -> dict[str, Any]:

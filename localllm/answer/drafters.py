@@ -10,7 +10,7 @@ from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object
-from localllm.hub.catalog import resolve_model
+from localllm.hub.catalog import ModelSource, resolve_model
 from localllm.hub.checkpoint import (
     Checkpoint,
     FetchedModel,
@@ -18,7 +18,7 @@ from localllm.hub.checkpoint import (
     read_checkpoint,
     read_model,
 )
-from localllm.hub.download import find_snapshot, is_whole
+from localllm.hub.download import find_here
 from localllm.model.architecture import Architecture
 from localllm.model.assistant import find_assistant
 from localllm.model.eagle import find_eagle
@@ -119,14 +119,15 @@ def _find_assistant_beside(
     """
     source = resolve_model(name)
     beside: Path | None
+    if source.file is not None:  # its file says nothing of other folders
+        return None
     if source.folder is not None:
         folder = source.folder.resolve()
         own_name = f"{folder.name}{_ASSISTANT}"
         beside = folder.with_name(own_name)
     else:
         own_name = f"{source.repo}{_ASSISTANT}"
-        beside = find_snapshot(own_name, None)
-        beside = beside if beside is not None and is_whole(beside) else None
+        beside = find_here(ModelSource(own_name, repo=own_name))
     if beside is None or not (beside / "config.json").is_file():
         return None
     try:

@@ -36,7 +36,7 @@ from localllm.hub.catalog import (
 )
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.hub.checkpoint import FetchedModel, NamedDrafters
-from localllm.hub.download import fetch_model, find_snapshot, is_whole
+from localllm.hub.download import fetch_model, find_here, find_snapshot
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import RowBytes
 from localllm.model.dtypes import StateDType
@@ -252,7 +252,7 @@ def _what_drafts(speculation: SpeculationConfig) -> tuple[NamedDrafters, Shape |
     if speculation.draft_model is None:
         return NamedDrafters(eagle), None
     source = resolve_model(speculation.draft_model)
-    folder, entry = _folder_here(source), load_catalog().get(source.name)
+    folder, entry = find_here(source), load_catalog().get(source.name)
     if folder is not None and not is_assistant(folder):
         return NamedDrafters(eagle), _shape_alone(replace(source, folder=folder), None)[0]
     has_sizes = entry is not None and entry.sizes is not None
@@ -265,18 +265,10 @@ def _what_drafts(speculation: SpeculationConfig) -> tuple[NamedDrafters, Shape |
 
 def _find_here(name: str) -> FetchedModel:
     source = resolve_model(name)
-    folder = _folder_here(source)
+    folder = find_here(source)
     if folder is None:
         raise _is_not_here(name)
     return FetchedModel(source, folder, 0.0)
-
-
-def _folder_here(source: ModelSource) -> Path | None:
-    """The folder of a model that is on this machine with its weights."""
-    if source.folder is not None:
-        return source.folder
-    found = None if source.repo is None else find_snapshot(source.repo, source.revision)
-    return found if found is not None and is_whole(found) else None
 
 
 def _is_not_here(name: str) -> RequestError:
@@ -295,16 +287,28 @@ def _shape_alone(source: ModelSource, kind: str | None) -> tuple[Shape, list[Pat
             param="weights",
         )
     entry = load_catalog().get(source.name)
-    if source.folder is not None and (kind is None or source.name in BUILT_IN_MODELS):
-        files = find_weight_files(source.folder)
-        return _shape_of_files(source.name, source.folder, files), files
+    own = _own_folder(source)
+    if own is not None and (kind is None or source.name in BUILT_IN_MODELS):
+        files = find_weight_files(own)
+        return _shape_of_files(source.name, own, files), files
     if entry is not None and entry.sizes is not None:
         architecture, _ = catalog_shape(entry.alias)
     else:
-        folder = source.folder or fetch_model(source, with_weights=False)
+        folder = own or fetch_model(source, with_weights=False)
         architecture = read_architecture(folder)
     kind = kind or (entry.quantization if entry else "bf16")
     return _shape_of_kind(source.name, architecture, kind, entry), []
+
+
+def _own_folder(source: ModelSource) -> Path | None:
+    """The folder whose files tell a model's shape: its own, or that of a GGUF model that is here;
+    None for other repositories, of which smaller copies can be made.
+    """
+    if source.folder is not None:
+        return source.folder
+    here = find_here(source)
+    is_snapshot = source.repo is not None and here == find_snapshot(source.repo, source.revision)
+    return None if is_snapshot else here
 
 
 def _shape_of_kind(

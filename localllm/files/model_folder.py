@@ -64,8 +64,10 @@ def find_layout(names: Collection[str]) -> OtherLayout | None:
             "it has Meta's or Mistral's own layout (params.json, consolidated*)", hint
         )
     if ".gguf" in endings:
-        hint = "the repository that they were converted from"
-        return OtherLayout("its weights are GGUF files, which are not supported", hint)
+        files = [name for name in names if name.lower().endswith(".gguf")]
+        # Not the part for pictures, where there is a model.
+        first = min(files, key=lambda name: ("mmproj" in name.lower(), name))
+        return OtherLayout("its weights are GGUF files", f"the path of one of them: {first}")
     if any(suffix in PICKLES for suffix in endings):
         hint = "a repository with safetensors"
         return OtherLayout("its weights are pickles, which can run code", hint)

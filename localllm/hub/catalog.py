@@ -1,4 +1,6 @@
-"""Names of models: the catalogue's aliases, hub repositories, folders, and the built-in one."""
+"""Names of models: the catalogue's aliases, folders, GGUF files, those of other programs, hub
+repositories, and the built-in one.
+"""
 
 import difflib
 import os
@@ -12,7 +14,9 @@ from typing import Any, cast
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.files.regular_file import read_regular
+from localllm.hub.quantized_files import ENDING
 from localllm.hub.spellings import known_spelling, without_address
+from localllm.hub.stores import find_by_name
 from localllm.user.places import cache_folder, user_catalog
 
 BUILT_IN_MODEL = "pocket"
@@ -26,9 +30,11 @@ TOOLS = (
 )
 _MAX_BYTES = 1_000_000
 _PACKAGE = Path(__file__).parents[1]
-_REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
-# As other programs choose one of its files, which is refused.
-_REPO_AND_TAG = re.compile(_REPO_NAME.pattern + r"(:[A-Za-z0-9][\w.-]*)?")
+# A repository, perhaps its revision, and perhaps the tag that chooses one of its GGUF files.
+_REPO_AND_TAG = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(@(?P<revision>[A-Za-z0-9][\w./-]*))?(:(?P<tag>[A-Za-z0-9][\w.-]*))?"
+)
 # A word followed by a version or a size, as other tools name models too: gemma3, phi-4, x:20b.
 _LIKE_A_MODEL = re.compile(
     r"[a-z][a-z.-]*[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?"
@@ -78,9 +84,10 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a folder, or a repository of the hub.
+    """Where a model comes from: a folder, a GGUF file that is here, or a repository of the hub.
 
-    `chat_template` is the catalogue's, for a checkpoint that has none.
+    `tag` chooses a GGUF file of the repository; `chat_template` is the catalogue's, for a
+    checkpoint that has none.
     """
 
     name: str
@@ -88,6 +95,8 @@ class ModelSource:
     repo: str | None = None
     revision: str | None = None
     chat_template: str | None = None
+    file: Path | None = None
+    tag: str | None = None
 
 
 def load_catalog() -> dict[str, CatalogEntry]:
@@ -217,15 +226,20 @@ def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
 
 
 def plain_name(name: str) -> str:
-    """The folder, the alias or the repository that `name` spells in another way: as an address, as
-    other programs do, with capitals, or with the user's own folder as `~`.
+    """The folder, the file, the alias or the repository that `name` spells in another way: as an
+    address, as other programs do, with capitals, or with the user's own folder as `~`.
+
+    What another program has under exactly this name comes before an alias that resembles it.
     """
     catalog = load_catalog()
-    if _is_folder(name) or name in catalog or _quantized_here(name) is not None:
+    if name in BUILT_IN_MODELS or name in catalog or _is_here(name):
         return name
     if name.startswith("~"):
         expanded = os.path.expanduser(name)
-        return expanded if _is_folder(expanded) else name
+        return expanded if _is_here(expanded) else name
+    stored = find_by_name(name)
+    if stored is not None:
+        return stored.name
     bare = without_address(name)
     repos = {entry.repo.lower(): entry.repo for entry in catalog.values()}
     return known_spelling(bare, (*BUILT_IN_MODELS, *catalog), repos) or bare.rstrip("/") or name
@@ -243,15 +257,19 @@ def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a lone argument names a model: an alias, a folder, or `org/name[@revision]`."""
+    """Whether a lone argument names a model: an alias, a folder, a GGUF file, a model of another
+    program, or `org/name[@revision][:tag]`.
+    """
     if "\0" in name or len(name) > 1000:
         return False
     if len(name.split()) > 1:  # a question
         return _is_folder(name)
     name = plain_name(name)
-    if name in BUILT_IN_MODELS or name in load_catalog():
+    if name in BUILT_IN_MODELS or name in load_catalog() or _is_folder(name):
         return True
-    return _REPO_AND_TAG.fullmatch(name) is not None or _is_folder(name)
+    if _REPO_AND_TAG.fullmatch(name) is not None or name.lower().endswith(ENDING):
+        return True
+    return find_by_name(name) is not None
 
 
 def looks_like_model(word: str) -> bool:
@@ -275,10 +293,11 @@ def unknown_model(name: str, hint: str = "") -> CatalogError:
 
 
 def resolve_model(name: str) -> ModelSource:
-    """Resolve `name`: an alias, else a folder, else `org/name[@revision]`.
+    """Resolve `name`: an alias, else a folder or a GGUF file, else a model that another program has
+    downloaded, else `org/name[@revision][:tag]`.
 
     Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
-    a file, or a path that is not a folder.
+    another file, or a path where nothing is.
     """
     if not name or "\0" in name:
         raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
@@ -293,19 +312,27 @@ def resolve_model(name: str) -> ModelSource:
         )
     if _is_folder(name):
         return ModelSource(name, folder=Path(name))
+    if is_gguf_file(name):
+        return ModelSource(name, file=Path(name))
     quantized = _quantized_here(name)
     if quantized is not None:
         return ModelSource(name, folder=quantized)
-    _refuse_file(name)
-    if _REPO_NAME.fullmatch(name) and ".." not in name:
-        repo, _, revision = name.partition("@")
-        return ModelSource(name, repo=repo, revision=revision or None)
+    stored = find_by_name(name)
+    if stored is not None:
+        return ModelSource(stored.name, file=stored.file)
+    found = _REPO_AND_TAG.fullmatch(name)
+    if found is None or found["tag"] is None:  # a tag may be the name of a file there
+        _refuse_file(name)
+    if found is not None and ".." not in name:
+        # Ollama's tag for no particular one.
+        tag = None if found["tag"] == "latest" else found["tag"]
+        return ModelSource(name, repo=found["repo"], revision=found["revision"], tag=tag)
     _refuse_address(name)
     looks_like_path = name.startswith((".", "/", "~")) or ".." in Path(name).parts
     if looks_like_path:
         raise CatalogError(
             f"there is no folder {name!r:.200}",
-            hint="a folder with config.json, tokenizer.json and *.safetensors",
+            hint="a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file",
             exit_code=ExitCode.USAGE,
         )
     raise unknown_model(name)
@@ -318,39 +345,34 @@ def _quantized_here(name: str) -> Path | None:
 
 
 def _refuse_address(name: str) -> None:
-    """Raises: CatalogError for another address than the hub's, and for a tag that chooses one of
-    the files of a repository.
-    """
+    """Raises: CatalogError for another address than the hub's."""
     if "://" in name:
         raise CatalogError(
             f"{name:.200} is not an address of a model on the hub",
             hint="https://huggingface.co/org/name, or org/name",
         )
-    repo, _, tag = name.partition(":")
-    if tag and _REPO_NAME.fullmatch(repo):
-        raise CatalogError(
-            f"{name:.200}: {tag[:40]!r} chooses a file of a repository, which is not supported",
-            where="a model is a whole repository with config.json and *.safetensors",
-            hint=f"{repo.removesuffix('-GGUF')}, and localllm quantize for a smaller copy",
-        )
 
 
 def _refuse_file(name: str) -> None:
-    """Raises: CatalogError (exit code 2) for a file, here or not."""
-    is_gguf, is_here = name.lower().endswith(".gguf"), is_file(name)
-    if not is_here and not is_gguf:
+    """Raises: CatalogError (exit code 2) for a file that is no GGUF file, or for one of those that
+    is not here.
+    """
+    is_here = is_file(name)
+    if not is_here and not name.lower().endswith(ENDING):
         return
-    where = "a model is a folder with config.json, tokenizer.json and *.safetensors"
+    where = "a model is a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file"
     if not is_here:
         what, hint = "does not exist", "check the path"
-    elif is_gguf:
-        what = "is a GGUF file, which is not supported"
-        hint = "the repository of the hub that it was converted from"
     else:
         what, folder = "is a file", Path(name).parent
         has_model = (folder / "config.json").is_file()
         hint = f"the folder that it is in: {folder}" if has_model else "the folder that it is in"
     raise CatalogError(f"{name:.200} {what}", where=where, hint=hint, exit_code=ExitCode.USAGE)
+
+
+def is_gguf_file(name: str) -> bool:
+    """Whether there is a GGUF file of this name; it is known by its ending."""
+    return name.lower().endswith(ENDING) and is_file(name)
 
 
 def is_file(name: str) -> bool:
@@ -359,6 +381,10 @@ def is_file(name: str) -> bool:
         return bool(name) and Path(name).is_file()
     except (OSError, ValueError):
         return False
+
+
+def _is_here(name: str) -> bool:
+    return _is_folder(name) or is_gguf_file(name) or _quantized_here(name) is not None
 
 
 def _is_folder(name: str) -> bool:

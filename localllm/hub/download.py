@@ -25,6 +25,7 @@ from localllm.errors import (
 from localllm.files.model_file import check_link
 from localllm.files.regular_file import read_regular
 from localllm.hub.catalog import ModelSource
+from localllm.hub.quantized_files import choose
 from localllm.hub.runnable import check_config, check_listed
 from localllm.hub.snapshot import (
     SMALL_FILES,
@@ -37,6 +38,7 @@ from localllm.hub.snapshot import (
     ref_path,
     snapshot_folder,
 )
+from localllm.hub.store_walk import StoreWalk
 from localllm.hub.transfer import HubFile, damaged_error, fetch_blob, fetch_file, is_commit
 from localllm.hub.verified import VerifiedFiles, hash_file
 
@@ -66,50 +68,87 @@ def fetch_model(
     progress: DownloadProgress | None = None,
     refresh: bool = False,
 ) -> Path:
-    """The folder with the files of `source`, downloaded into the hub's cache if necessary.
+    """The folder with the files of `source`, downloaded into the hub's cache if necessary; that of
+    a GGUF model is made from its header.
 
-    Without weights only the small files are fetched; weights that are already here are found.
-    `refresh` asks the hub whether there is a newer revision. The hub's variables apply (HF_HOME,
-    HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
+    Without weights only the small files are fetched; weights that are already here are found. A
+    GGUF model has no small files, and must be here then. `refresh` asks the hub whether there is a
+    newer revision. The hub's variables apply (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE,
+    HF_ENDPOINT).
 
     Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage;
-    CheckpointError (7) for a model that cannot run, before any weight is fetched.
+    CatalogError (3), which lists what there is, for a tag that means no file; CheckpointError (7)
+    for a model that cannot run, before any weight is fetched.
     """
-    if source.folder is not None:
-        return source.folder
-    assert source.repo is not None
     verified, progress = VerifiedFiles(), progress or DownloadProgress()
+    can_be_newer = refresh and source.repo is not None
+    found = None if can_be_newer else find_here(source, with_weights=with_weights)
+    if found is not None:
+        return found
+    assert source.repo is not None
     wanted = WANTED_FILES if with_weights else SMALL_FILES
     here = find_snapshot(source.repo, source.revision)
-    if here is not None and not refresh and verified.is_complete(here, with_weights=with_weights):
-        _check_links(here)
-        return here
     name = repo_name(source)
     with hub_errors(name, source.repo):
         try:
-            snapshot = look_up(source.repo, source.revision, wanted)
+            snapshot = look_up(source.repo, source.revision, wanted, source.tag)
         except Exception as error:
             if here is None or not _is_unreachable(error):
                 raise
-            problem = _problem(here, with_weights)
-            if problem is not None:
-                raise _unreachable(name, f"{problem}; {error!s:.100}") from error
+            try:
+                unverified = _place_in(here, source, with_weights)
+            except LocalLLMError as missing:
+                raise _unreachable(name, f"{missing.message}; {error!s:.100}") from error
             logger.warning("the hub cannot be reached; using the local copy of %s", name)
-            _check_links(here)
-            return here
+            return _folder_at(unverified)
         if with_weights:
             check_runnable(snapshot)
+        elif snapshot.gguf_file is not None and snapshot.missing:
+            raise _without_header(name)
         folder = _fetch(snapshot, source.revision, verified, progress)
     _check_links(folder)
     _check_hashes(snapshot, folder, verified, progress)
-    verified.add_snapshot(folder, [file.name for file in snapshot.files])
-    return folder
+    names = [file.name for file in snapshot.files]
+    if snapshot.gguf_file is None:
+        verified.add_snapshot(folder, names)
+        return folder
+    verified.add_choice(folder, source.tag, names)
+    return _folder_at(folder / snapshot.gguf_file)
+
+
+def find_here(source: ModelSource, *, with_weights: bool = True) -> Path | None:
+    """The folder of a model whose files are known to be here, all of them and undamaged; None if
+    the hub has to be asked. Raises: as `fetch_model`.
+    """
+    if source.file is not None:
+        return _folder_at(source.file)
+    if source.folder is not None:
+        return source.folder
+    assert source.repo is not None
+    snapshot, verified = find_snapshot(source.repo, source.revision), VerifiedFiles()
+    if snapshot is None:
+        return None
+    if source.tag is None and verified.is_complete(snapshot, with_weights=with_weights):
+        return _folder_at(snapshot)
+    chosen = verified.chosen(snapshot, source.tag)
+    return None if chosen is None else _folder_at(chosen)
+
+
+def _folder_at(place: Path) -> Path:
+    """The folder of a model, given that of its files or the first of its GGUF files."""
+    if place.is_dir():
+        _check_links(place)
+        return place
+    from localllm.hub.gguf_folder import folder_of
+
+    return folder_of(place)
 
 
 def repo_name(source: ModelSource) -> str:
-    """A repository as users write it, with the revision if one is requested."""
+    """A repository as users write it, with the revision and the tag that are requested."""
     assert source.repo is not None
-    return f"{source.repo}@{source.revision}" if source.revision else source.repo
+    revision = f"@{source.revision}" if source.revision else ""
+    return f"{source.repo}{revision}{f':{source.tag}' if source.tag else ''}"
 
 
 def find_snapshot(repo: str, revision: str | None) -> Path | None:
@@ -133,19 +172,15 @@ def is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def is_whole(snapshot: Path) -> bool:
-    """Whether a snapshot is known to have all its files, including weights."""
-    return VerifiedFiles().is_complete(snapshot, with_weights=True)
-
-
 def check_runnable(snapshot: HubSnapshot) -> None:
     """Check the list of files, and if weights are missing also config.json, which is fetched for
     that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
     """
     repo = snapshot.origin.repo
-    check_listed(repo, snapshot.names)
+    if snapshot.gguf_file is None:
+        check_listed(repo, snapshot.names)
     if not any(file.name.endswith(".safetensors") for file in snapshot.missing):
-        return
+        return  # none to fetch, or a GGUF model, whose header is in the file itself
     with tempfile.TemporaryDirectory() as folder:
         [config] = [file for file in snapshot.files if file.name == "config.json"]
         path = Path(folder) / config.name
@@ -274,19 +309,30 @@ def _check_hashes(
             verified.add(folder / file.name, file.digest)
 
 
-def _problem(folder: Path, with_weights: bool) -> str | None:
-    """What a snapshot lacks, as far as can be seen without the hub."""
+def _place_in(snapshot: Path, source: ModelSource, with_weights: bool) -> Path:
+    """The place of a model in a snapshot that nothing is known of, as far as can be seen without
+    the hub. Raises: LocalLLMError, whose message says what it lacks.
+    """
     from localllm.model.weight_files import find_weight_files
 
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
+    gguf = StoreWalk().gguf(snapshot)
+    if source.tag is not None or (gguf and not (snapshot / "config.json").exists()):
+        return snapshot / choose(gguf, source.tag, repo_name(source))[0]
+    missing = [name for name in ("config.json", "tokenizer.json") if not (snapshot / name).exists()]
     if missing:
-        return f"missing: {', '.join(missing)}"
-    try:
-        if with_weights:
-            find_weight_files(folder)
-    except LocalLLMError as error:
-        return error.message
-    return None
+        raise CheckpointError(f"missing: {', '.join(missing)}")
+    if with_weights:
+        find_weight_files(snapshot)
+    return snapshot
+
+
+def _without_header(name: str) -> DownloadError:
+    return DownloadError(
+        f"{name} is not on this machine",
+        where="what a GGUF file holds is read from the file itself",
+        hint=f"localllm pull {name}",
+        exit_code=ExitCode.MODEL,
+    )
 
 
 def _unreachable(name: str, reason: str) -> DownloadError:
@@ -331,7 +377,7 @@ def hub_errors(name: str, repo: str) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(
-            f"{repo} has no revision {name.partition('@')[2]!r:.80}",
+            f"{repo} has no revision {name.partition('@')[2].partition(':')[0]!r:.80}",
             hint="a branch, a tag or a commit of it, or none for the newest",
             exit_code=ExitCode.MODEL,
         ) from error

@@ -1,4 +1,4 @@
-"""The models on this machine: built in, quantized here, and in the hub's cache."""
+"""The models on this machine: built in, quantized here, in the hub's cache, of other programs."""
 
 import glob
 from collections.abc import Mapping
@@ -12,6 +12,9 @@ from localllm.files.json_file import read_json_object
 from localllm.hub.card import describe_format
 from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.hub.snapshot import cache_root
+from localllm.hub.store_walk import StoreWalk
+from localllm.hub.stored_model import StoredModel, stored_models
+from localllm.hub.stores import find_stored
 from localllm.model.families.table import read_architecture
 from localllm.model.weight_files import find_weight_files
 from localllm.user.places import cache_folder
@@ -21,7 +24,8 @@ from localllm.user.places import cache_folder
 class LocalModel:
     """A model and its place. `last_used_s`: seconds since the epoch, None for a built-in one.
 
-    `format`: how its weights are stored; `problem` says why it cannot be run as it is.
+    `format`: how its weights are stored; `problem` says why it cannot be run as it is; `program`:
+    which other program has downloaded it. `folder` is the file, for one that is a GGUF file.
     """
 
     name: str
@@ -31,6 +35,7 @@ class LocalModel:
     format: str
     last_used_s: float | None
     problem: str | None
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,16 @@ class LocalModels:
 
 
 def find_local_models() -> LocalModels:
-    """Built-in models first, then those quantized here, then the hub's cache, last used first.
+    """Built-in models first, then those quantized here, then the hub's cache, last used first, then
+    those of other programs.
 
     A name is the catalogue's alias if there is one. Nothing is loaded or fetched.
     """
     built_in = [_built_in_model(name) for name in BUILT_IN_MODELS]
     cached = _cached_models()
     ordered = sorted(cached.models, key=lambda model: -(model.last_used_s or 0))
-    return LocalModels([*built_in, *quantized_models(), *ordered], cached.warnings)
+    others = [_gguf_model(stored, None, stored.program) for stored in find_stored()]
+    return LocalModels([*built_in, *quantized_models(), *ordered, *others], cached.warnings)
 
 
 def quantized_folder() -> Path:
@@ -144,12 +151,16 @@ def _cached_models() -> LocalModels:
     for repo in cache.known:
         revisions = sorted(repo.revisions, key=lambda revision: -revision.last_modified)
         folder, name = revisions[0].snapshot_path, aliases.get(repo.repo_id, repo.repo_id)
+        gguf = stored_models(repo.repo_id, folder, StoreWalk().gguf(folder), "")
+        models += [_gguf_model(stored, repo.repo_id, None) for stored in gguf]
+        if gguf and not (folder / "config.json").exists():
+            continue
         models.append(
             LocalModel(
                 name,
                 repo.repo_id,
                 str(folder),
-                repo.size_on_disk,
+                repo.size_on_disk - sum(stored.num_bytes for stored in gguf),
                 _format(folder),
                 last_use(folder) or repo.last_accessed,
                 _missing_weights(name, folder) or _problem(folder),
@@ -157,6 +168,23 @@ def _cached_models() -> LocalModels:
         )
     unfinished = [_unfinished(place, aliases) for place in cache.not_understood]
     return LocalModels([*models, *unfinished], cache.warnings)
+
+
+def _gguf_model(stored: StoredModel, repo: str | None, program: str | None) -> LocalModel:
+    try:
+        last_used_s = stored.file.stat().st_atime
+    except OSError:  # it has just been deleted
+        last_used_s = 0.0
+    return LocalModel(
+        stored.name,
+        repo,
+        str(stored.file),
+        stored.num_bytes,
+        stored.format,
+        last_used_s,
+        None,
+        program,
+    )
 
 
 def _unfinished(place: CachedPlace, aliases: Mapping[str, str]) -> LocalModel:

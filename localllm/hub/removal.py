@@ -1,8 +1,10 @@
 """`rm`: what deleting a model removes, planned beforehand and verified afterwards."""
 
 import os
+import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +13,18 @@ from typing import Any
 from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 from localllm.hub.local_models import quantized_models, scan_hub_cache
+from localllm.hub.quantized_files import choose
+from localllm.hub.store_walk import StoreWalk
+from localllm.hub.stored_model import OLLAMA
+from localllm.hub.stores import find_by_name
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `rm` deletes for one name: `folders` and everything in them, and nothing else but blobs
-    that no other revision uses.
+    """What `rm` deletes for one name: `folders` and everything in them, or files; and nothing else
+    but blobs that no other revision uses.
 
-    `what` describes it to the user: a repository, or one revision of it.
+    `what` describes it to the user: a repository, or one revision or file of it.
     """
 
     name: str
@@ -47,10 +53,11 @@ class Removal:
 
 def plan_removals(names: Iterable[str]) -> list[Removal]:
     """Plan the removal of models, by the names that `ls` gives them or by repository; a model that
-    is named twice is deleted once. `org/name@revision` is that revision alone.
+    is named twice is deleted once. `org/name@revision` is that revision alone, and
+    `org/name:tag` that GGUF model.
 
-    Raises: CatalogError (3) for a model that is not here; RequestError for a built-in model, or a
-    folder of the user's own.
+    Raises: CatalogError (3) for a model that is not here; RequestError for a built-in model, what
+    another program has downloaded, or a folder or a file of the user's own.
     """
     planned = {removal.folders: removal for removal in map(_plan, names)}
     return list(planned.values())
@@ -64,13 +71,16 @@ def _plan(name: str) -> Removal:
             return _folder_removal(model.name, "quantized here", Path(model.folder))
     cache = scan_hub_cache()
     source = _source(name, {repo.repo_id for repo in cache.known})
+    if source.file is not None:
+        raise _not_ours(name, source.file)
     if source.repo is None:
         raise RequestError(
             f"{name} is a folder of your own", param="model", hint="delete it yourself: rm -r"
         )
     for repo in cache.known:
         if repo.repo_id == source.repo:
-            return _repository_removal(name, source, cache.info, repo)
+            remove = _repository_removal if source.tag is None else _gguf_removal
+            return remove(name, source, cache.info, repo)
     for place in cache.not_understood:
         if place.repo == source.repo:
             return _folder_removal(name, f"{source.repo}, unfinished", place.folder)
@@ -109,6 +119,52 @@ def _repository_removal(name: str, source: ModelSource, info: Any, repo: Any) ->
     )
 
 
+def _gguf_removal(name: str, source: ModelSource, info: Any, repo: Any) -> Removal:
+    """The GGUF model of a tag, in all revisions that have it; the repository if nothing else is
+    there.
+    """
+    links, choices = [], set[str]()
+    for revision in _revisions(name, source, repo):
+        with suppress(CatalogError):  # it is in another revision
+            sizes = StoreWalk().gguf(revision.snapshot_path)
+            chosen = choose(sizes, source.tag, repo.repo_id)
+            links += [revision.snapshot_path / each for each in chosen]
+            choices |= {*chosen}
+    if not links:
+        raise _not_here(name)
+    others = {file.file_path: file.blob_path for each in repo.revisions for file in each.files}
+    blobs = {others.pop(link, link) for link in links}
+    if not others:
+        return _repository_removal(name, replace(source, tag=None), info, repo)
+    blobs -= {*others.values()}
+    num_bytes = sum(blob.stat().st_size for blob in blobs)
+
+    def delete() -> None:
+        for path in (*links, *blobs):
+            path.unlink(missing_ok=True)
+
+    what = f"{repo.repo_id}, {', '.join(sorted(choices))}"
+    return Removal(name, what, tuple(links), num_bytes, delete)
+
+
+def _not_ours(name: str, file: Path) -> RequestError:
+    """The error for a file that another program has downloaded, or that is the user's own."""
+    stored = find_by_name(name)
+    if stored is None or stored.file != file:
+        return RequestError(
+            f"{name} is a file of your own",
+            param="model",
+            hint=f"delete it yourself: rm {shlex.quote(str(file))}",
+        )
+    by_hand = f"{stored.program} itself, or delete that file"
+    return RequestError(
+        f"{stored.name} was downloaded by {stored.program}, and is not deleted here",
+        param="model",
+        where=str(file),
+        hint=f"ollama rm {stored.name}" if stored.program == OLLAMA else by_hand,
+    )
+
+
 def _revisions(name: str, source: ModelSource, repo: Any) -> frozenset[Any]:
     """The revisions that a name means: all of a repository, or the one that it names."""
     if source.revision is None or name in load_catalog():
@@ -127,9 +183,9 @@ def _folder_removal(name: str, what: str, folder: Path) -> Removal:
     return Removal(name, what, (folder,), _size_of([folder]), partial(shutil.rmtree, folder))
 
 
-def _size_of(folders: Iterable[Path]) -> int:
-    """Bytes of the files in these folders; links are not followed."""
-    return sum(
+def _size_of(folders: Collection[Path]) -> int:
+    """Bytes of the files in these folders, where links are not followed, and of these files."""
+    return sum(each.stat().st_size for each in folders if each.is_file()) + sum(
         path.lstat().st_size
         for folder in folders
         for root, _, names in os.walk(folder)

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import DownloadError, ExitCode
+from localllm.hub.quantized_files import ENDING, choose, models_among
 from localllm.hub.transfer import HubCommit, HubFile, RepoKind, fetched_bytes
 from localllm.text import template_files
 
-# Weights only as safetensors; no code, nor anything else that a repository may hold.
+# Weights only as safetensors, beside GGUF models; no code, nor anything else that a repository may
+# hold.
 SMALL_FILES = ("*.json", "*.jinja")
 WANTED_FILES = ("*.safetensors", *SMALL_FILES)
 # The same weights again in another layout.
@@ -33,8 +35,10 @@ _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HubSnapshot:
-    """The wanted files of a repository at a commit. `missing` are those not in the cache;
-    `partial_bytes`: how much of them is already here, by file name; `names`: of all its files.
+    """The wanted files of a repository at a commit: of one form, safetensors or a GGUF model.
+
+    `missing` are those not in the cache; `partial_bytes`: how much of them is already here, by file
+    name; `names`: of all its files; `gguf`: bytes of the GGUF files among them.
     """
 
     origin: HubCommit
@@ -42,6 +46,12 @@ class HubSnapshot:
     missing: list[HubFile]
     names: list[str]
     partial_bytes: dict[str, int] = field(default_factory=dict)
+    gguf: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def gguf_file(self) -> str | None:
+        """The first file of the GGUF model that is wanted; None if safetensors are."""
+        return next((file.name for file in self.files if file.name in self.gguf), None)
 
     @property
     def num_bytes(self) -> int:
@@ -69,17 +79,36 @@ def cache_root(repo: str, kind: RepoKind = "model") -> Path:
     return cache / f"{kind}s--{repo.replace('/', '--')}"
 
 
-def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
-    """Ask the hub which files a model has.
+def look_up(
+    repo: str,
+    revision: str | None,
+    wanted: tuple[str, ...] = WANTED_FILES,
+    tag: str | None = None,
+) -> HubSnapshot:
+    """Ask the hub which files a model has: those that match `wanted`, or those of a GGUF model if
+    `tag` chooses one, or if the repository has no safetensors.
 
-    Raises: DownloadError for an answer that makes no sense; the client's errors.
+    Raises: DownloadError for an answer that makes no sense; CatalogError as `choose`; the client's
+    errors.
     """
     root = cache_root(repo)
     origin, listed = _ask(repo, revision, "model")
-    files = [_checked_file(each) for each in listed if _is_wanted(each.rfilename, wanted)]
+    names = [each.rfilename for each in listed]
+    gguf = {
+        each.rfilename: each.size if type(each.size) is int else 0
+        for each in listed
+        if _is_gguf(each.rfilename)
+    }
+    is_gguf_only = bool(models_among(gguf)) and not any(_is_safetensors(name) for name in names)
+    if tag is not None or is_gguf_only:
+        chosen = set(choose(gguf, tag, repo))
+        files = [_checked_file(each) for each in listed if each.rfilename in chosen]
+        files.sort(key=lambda file: file.name)
+    else:
+        files = [_checked_file(each) for each in listed if _is_wanted(each.rfilename, wanted)]
     missing = [file for file in files if not _is_here(root, origin, file)]
     partial = {each.name: fetched_bytes(root / "blobs" / each.digest, each) for each in missing}
-    return HubSnapshot(origin, files, missing, [each.rfilename for each in listed], partial)
+    return HubSnapshot(origin, files, missing, names, partial, gguf)
 
 
 def look_up_dataset(repo: str, endings: tuple[str, ...]) -> tuple[HubCommit, list[HubFile]]:
@@ -140,6 +169,14 @@ def _ask(repo: str, revision: str | None, kind: RepoKind) -> tuple[HubCommit, li
     ask: Callable[..., Any] = HfApi().model_info if kind == "model" else HfApi().dataset_info
     info = ask(repo, revision=revision, files_metadata=True)
     return HubCommit(repo, info.sha or "", kind), list(info.siblings or [])
+
+
+def _is_gguf(name: object) -> bool:
+    return isinstance(name, str) and name.lower().endswith(ENDING) and name.isprintable()
+
+
+def _is_safetensors(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors")
 
 
 def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:

@@ -54,6 +54,20 @@ class VerifiedFiles:
 
         self._change(add)
 
+    def chosen(self, snapshot: Path, tag: str | None) -> Path | None:
+        """The first file of the GGUF model that a tag, or none, was found to mean in a snapshot;
+        None if that is not known, or if not all of its files are here.
+        """
+        names = self._read()["snapshots"].get(_choice(snapshot, tag))
+        if not isinstance(names, list) or not names:
+            return None
+        files = [snapshot / str(name) for name in names]
+        return files[0] if all(file.exists() for file in files) else None
+
+    def add_choice(self, snapshot: Path, tag: str | None, names: list[str]) -> None:
+        """Record which files of a snapshot a tag, or none, means."""
+        self._change(lambda known: known["snapshots"].update({_choice(snapshot, tag): names}))
+
     def _read(self) -> dict[str, dict[str, Any]]:
         empty: dict[str, dict[str, Any]] = {"files": {}, "snapshots": {}}
         try:
@@ -76,6 +90,10 @@ class VerifiedFiles:
                 write_private(self._path, json.dumps(known).encode())
         except OSError:
             return  # the record is optional
+
+
+def _choice(snapshot: Path, tag: str | None) -> str:
+    return f"{snapshot}:{(tag or '').upper()}"
 
 
 def _stamp(file: Path) -> list[int]:

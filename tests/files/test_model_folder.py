@@ -40,7 +40,7 @@ def write(folder: Path, **files: str) -> Path:
             "adapter (LoRA) of org/base",
             "merge_and_unload",
         ),
-        ({"model-Q4_K_M.gguf": "GGUF", "README.md": ""}, "GGUF files", "converted from"),
+        ({"model-Q4_K_M.gguf": "GGUF", "README.md": ""}, "GGUF files", "model-Q4_K_M.gguf"),
         (
             {"params.json": "{}", "consolidated.safetensors": ""},
             "Mistral's own layout",

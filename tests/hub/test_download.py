@@ -104,8 +104,7 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["model-Q4_K_M.gguf", "README.md"], "GGUF"),
-        (["model.gguf", "config.json"], "GGUF"),
+        (["mmproj-F16.gguf", "README.md"], "GGUF"),
         (["config.json", "pytorch_model.bin"], "pickles"),
         (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter (LoRA)"),
         (["params.json", "consolidated.safetensors"], "Mistral's own layout"),

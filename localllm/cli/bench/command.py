@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @takes_flags
 def bench(
     model: Annotated[
-        str | None, common.model("Alias, org/name or folder; pocket if not given.")
+        str | None, common.model("Alias, org/name, folder or GGUF file; pocket if not given.")
     ] = None,
     *,
     workload: WorkloadFlags,

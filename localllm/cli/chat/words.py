@@ -7,7 +7,13 @@ from pathlib import Path
 
 from localllm.cli.input.text_files import is_pattern
 from localllm.errors import RequestError
-from localllm.hub.catalog import is_file, is_model_name, looks_like_model, unknown_model
+from localllm.hub.catalog import (
+    is_file,
+    is_gguf_file,
+    is_model_name,
+    looks_like_model,
+    unknown_model,
+)
 from localllm.user.settings import default_model
 
 
@@ -29,7 +35,10 @@ def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], 
     files = [name for name in given if name != "-"]
     if not files:
         return [], list(words)
-    is_another = [is_file(word) or (is_pattern(word) and not is_model_name(word)) for word in words]
+    is_another = [
+        (is_file(word) and not is_gguf_file(word)) or (is_pattern(word) and not is_model_name(word))
+        for word in words
+    ]
     files += [word for word, is_one in zip(words, is_another, strict=True) if is_one]
     others = [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
     if len(others) > 1 and not is_model_name(others[0]):
@@ -86,8 +95,9 @@ def choose_model_and_prompt(
 
 def _refuse_file(word: str) -> None:
     """Raises: RequestError for a file in place of a question or a model."""
-    if is_file(word):
+    if is_file(word) and not is_gguf_file(word):
         raise RequestError(
             f"{word} is a file, not a question or a model",
-            hint=f"-f {shlex.quote(word)} to put it before a question; a model is a folder",
+            hint=f"-f {shlex.quote(word)} to put it before a question; a model is a folder, or a "
+            "GGUF file",
         )

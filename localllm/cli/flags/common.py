@@ -8,7 +8,7 @@ from localllm.cli.flags import suggestions
 from localllm.cli.flags.groups import option
 
 
-def model(help: str = "Alias, org/name or folder.") -> Any:
+def model(help: str = "Alias, org/name, folder or GGUF file.") -> Any:
     """The argument that names a model; its default is part of `help`."""
     return typer.Argument(help=help, show_default=False, autocompletion=suggestions.models)
 

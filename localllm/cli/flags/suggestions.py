@@ -1,6 +1,5 @@
 """What the shell offers when Tab is pressed: names of models, sessions and settings."""
 
-import os
 import re
 from pathlib import Path
 
@@ -8,20 +7,20 @@ import typer
 
 from localllm.cli.flags.settings import flag_of, setting_names
 from localllm.errors import LocalLLMError
-from localllm.user.places import home_folder
 from localllm.user.settings import DEFAULT_MODEL, read_settings
 
 
 def models(incomplete: str) -> list[str]:
     """Aliases and models on this machine; without the hub's client, which takes half a second."""
     from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog
+    from localllm.hub.stores import find_stored
 
     try:
         names = {*BUILT_IN_MODELS, *load_catalog()}
     except LocalLLMError:
         names = {*BUILT_IN_MODELS}
-    names |= _fetched() | _quantized()
-    return sorted(name for name in names if name.startswith(incomplete)) + _folders(incomplete)
+    names |= _fetched() | _quantized() | {model.name for model in find_stored()}
+    return sorted(name for name in names if name.startswith(incomplete)) + _places(incomplete)
 
 
 def programs(incomplete: str) -> list[str]:
@@ -101,8 +100,17 @@ def gpus(incomplete: str) -> list[str]:
 
 
 def _fetched() -> set[str]:
-    folders = _hub_cache().glob("models--*")
-    return {folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders}
+    """Repositories, and their GGUF models by their tags."""
+    from localllm.hub.hub_cache import hub_cache_folder, newest_snapshot, repository_folders
+    from localllm.hub.store_walk import StoreWalk
+    from localllm.hub.stored_model import stored_models
+
+    walk, names = StoreWalk(), set[str]()
+    for repo, folder in repository_folders(hub_cache_folder()).items():
+        snapshot = newest_snapshot(folder)
+        gguf = {} if snapshot is None else walk.gguf(snapshot)
+        names |= {repo, *(each.name for each in stored_models(repo, folder, gguf, ""))}
+    return names
 
 
 def _quantized() -> set[str]:
@@ -111,21 +119,26 @@ def _quantized() -> set[str]:
     return {folder.name for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
 
 
-def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME") or home_folder() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-
-
-def _folders(incomplete: str) -> list[str]:
-    """Folders that complete `incomplete`, if it looks like a path."""
+def _places(incomplete: str) -> list[str]:
+    """Folders and GGUF files that complete `incomplete`, if it looks like a path."""
     if not incomplete.startswith((".", "/", "~")):
         return []
     shown = Path(incomplete)
     try:
         parent = shown.expanduser() if incomplete.endswith("/") else shown.expanduser().parent
         start = "" if incomplete.endswith("/") else shown.name
-        found = [path for path in parent.iterdir() if path.is_dir() and path.name.startswith(start)]
+        found = [path for path in parent.iterdir() if path.name.startswith(start)]
+        endings = {path: _ending(path) for path in found}
     except (OSError, RuntimeError):
         return []
     base = incomplete[: len(incomplete) - len(start)]
-    return sorted(f"{base}{path.name}/" for path in found)
+    return sorted(
+        f"{base}{path.name}{ending}" for path, ending in endings.items() if ending is not None
+    )
+
+
+def _ending(path: Path) -> str | None:
+    """What stands behind a name: of a folder, or of a GGUF file; None for what is no model."""
+    if path.is_dir():
+        return "/"
+    return "" if path.suffix.lower() == ".gguf" else None

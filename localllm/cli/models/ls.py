@@ -12,7 +12,9 @@ from localllm.cli.flags.common import JsonLines
 def ls(
     json_output: JsonLines = False,
 ) -> None:
-    """List the models on this machine: the built-in ones and those in the hub's cache."""
+    """List the models on this machine: the built-in ones, those in the hub's cache, and the GGUF
+    files of Ollama, LM Studio and llama.cpp.
+    """
     from localllm.hub.local_models import find_local_models
 
     found = find_local_models()
@@ -28,7 +30,7 @@ def ls(
             size(model.num_bytes),
             model.format,
             "built in" if model.last_used_s is None else age(time.time() - model.last_used_s),
-            "ready" if model.problem is None else model.problem,
+            (model.problem or "ready") + (f", from {model.program}" if model.program else ""),
         )
         for model in found.models
     ]

@@ -97,7 +97,8 @@ EngineOfPlan = Annotated[
 @takes_flags
 def plan(
     model: Annotated[
-        str | None, common.model("Alias, org/name or folder; without one, the whole catalogue.")
+        str | None,
+        common.model("Alias, org/name, folder or GGUF file; without one, the whole catalogue."),
     ] = None,
     *,
     machine: MachineFlags,
@@ -200,7 +201,7 @@ def next_steps(plan: "ModelPlan", engine: "EngineConfig") -> list[str]:
         steps.append(
             f"  next: localllm chat {entry.int4}{flags}  (fetches its publisher's int4, {taken})"
         )
-    is_here = resolve_model(shape.name).folder is not None
+    is_here = resolve_model(shape.name).repo is None
     source = "" if is_here else f"fetches {size(2 * shape.num_parameters)} and "
     made = f"localllm quantize {name}{_MADE_BY[shape.kind]}  ({source}makes {shape.kind} of it)"
     return [*steps, f"  {'or:  ' if steps else 'next:'} {made}"]

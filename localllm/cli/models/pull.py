@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.draw.output import note, write_stdout
+from localllm.cli.draw.output import note, show_controls, write_stdout
 from localllm.cli.draw.words import size
 from localllm.cli.flags import common
 from localllm.cli.models.warm import offer_to_warm
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pull(
-    model: Annotated[str, common.model("Alias or org/name[@revision].")],
+    model: Annotated[str, common.model("Alias or org/name[@revision][:tag].")],
     int4: Annotated[
         bool, typer.Option("--int4", help="The publisher's own 4-bit version, if there is one.")
     ] = False,
@@ -25,7 +25,8 @@ def pull(
         bool, typer.Option("--dry-run", help="Only print what would be fetched.")
     ] = False,
 ) -> None:
-    """Download a model into the hub's cache, or bring it up to date.
+    """Download a model into the hub's cache, or bring it up to date. A tag chooses one of the GGUF
+    files of a repository: `org/name:Q4_K_M`.
 
     A stopped download resumes where it was, every file is checked against its hash, and the folder
     is printed.
@@ -45,6 +46,9 @@ def pull(
         return
     if snapshot.files:
         note(describe_snapshot(snapshot), dim=True)
+        other = describe_gguf(snapshot)
+        if other is not None:
+            note(show_controls(other), dim=True)
     if dry_run:
         _print_files(snapshot)
         return
@@ -61,7 +65,7 @@ def _look_up(source: ModelSource, dry_run: bool) -> "HubSnapshot":
 
     assert source.repo is not None
     with hub_errors(repo_name(source), source.repo):
-        snapshot = look_up(source.repo, source.revision)
+        snapshot = look_up(source.repo, source.revision, tag=source.tag)
         if dry_run:  # else checked right before the weights are fetched
             check_runnable(snapshot)
     return snapshot
@@ -69,11 +73,9 @@ def _look_up(source: ModelSource, dry_run: bool) -> "HubSnapshot":
 
 def _whole_copy(source: ModelSource) -> Path | None:
     """The model's folder on this machine, if all of its files are there."""
-    from localllm.hub.download import find_snapshot, is_whole
+    from localllm.hub.download import find_here
 
-    assert source.repo is not None
-    here = find_snapshot(source.repo, source.revision)
-    return here if here is not None and is_whole(here) else None
+    return find_here(source)
 
 
 def _print_files(snapshot: "HubSnapshot") -> None:
@@ -125,3 +127,21 @@ def describe_snapshot(snapshot: "HubSnapshot") -> str:
     if snapshot.missing_bytes == snapshot.num_bytes:
         return f"{what} to fetch"
     return f"{what}, {size(snapshot.missing_bytes)} to fetch"
+
+
+def describe_gguf(snapshot: "HubSnapshot") -> str | None:
+    """One line on the GGUF models of a repository whose safetensors are wanted, with the sizes of
+    both; None if there are none.
+    """
+    from localllm.hub.quantized_files import models_among, tag_of, usual
+
+    models = models_among(snapshot.gguf)
+    if snapshot.gguf_file is not None or not models:
+        return None
+    name = usual(models)[0]
+    repo, others = snapshot.origin.repo, len(models) - 1
+    also = f" ({others} other {'size' if others == 1 else 'sizes'} too)" if others else ""
+    return (
+        f"there is also a GGUF: {repo}:{tag_of(name)}, {size(models[name])}{also}; "
+        f"its safetensors have {size(snapshot.num_bytes)}"
+    )

@@ -23,8 +23,8 @@ def rm(
     """Delete models: downloaded ones, and those quantized here.
 
     First lists what will be deleted: repository, size, folder. `org/name@revision` is one
-    revision. Files that another revision also uses are kept, and not counted. Checkpoints elsewhere
-    and built-in models are not touched.
+    revision, `org/name:Q4_K_M` one GGUF model. Files that another revision also uses are kept, and
+    not counted. Checkpoints elsewhere, models of other programs and built-in ones are not touched.
     """
     from localllm.hub.removal import plan_removals
 

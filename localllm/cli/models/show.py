@@ -34,7 +34,8 @@ def show(
     from localllm.hub.download import fetch_model, find_snapshot
 
     source = resolve_model(model)
-    if source.repo is not None and find_snapshot(source.repo, source.revision) is None:
+    is_fetched = source.repo is None or find_snapshot(source.repo, source.revision) is not None
+    if not is_fetched and source.tag is None:
         note(f"{model} is not on this machine; fetching its small files", dim=True)
     card = read_card(source, fetch_model(source, with_weights=False))
     if template:

@@ -5,13 +5,21 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cli.draw.output import is_terminal, note, write_stderr
+from localllm.cli.draw.output import is_terminal, note, show_controls, write_stderr
 from localllm.cli.draw.status_line import StatusLine
 from localllm.cli.draw.words import duration, size
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.hub.catalog import CatalogEntry, load_catalog, plain_name
+from localllm.hub.catalog import (
+    CatalogEntry,
+    is_model_name,
+    load_catalog,
+    plain_name,
+    resolve_model,
+)
 from localllm.hub.download import is_offline
+from localllm.hub.stored_model import StoredModel
+from localllm.hub.stores import find_by_name
 
 # Assumed speed of a download in bytes per second: 80 Mbit/s.
 _ASSUMED_RATE = 10e6
@@ -38,6 +46,9 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
     chooses; elsewhere the alias means its repository. Raises: LocalLLMError if the user declines.
     """
     name = name and plain_name(name)
+    stored = None if name is None else _of_another_program(name)
+    if stored is not None:
+        note(show_controls(f"using {stored.program}'s copy: {stored.file}"), dim=True)
     entry = load_catalog().get(name or "")
     if name is None or entry is None or _is_here(entry.repo, entry.revision):
         return name
@@ -51,10 +62,13 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
         return name
     with StatusLine(lambda: f"estimating what {name} needs", _SHOWN_S):
         choices = _choices(entry, engine)
+        other = _gguf_beside(entry)
     note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
     for number, choice in enumerate(choices, 1):
         misfit = "" if choice.fits else "; it does not fit in memory"
         note(f"  {number}  {choice.text}, about {duration(choice.seconds)}{misfit}")
+    if other is not None:
+        note(show_controls(f"  ({other})"), dim=True)
     note(f"  (times assume {size(_ASSUMED_RATE)}/s from the hub)", dim=True)
     return _carry_out(choices[_ask(len(choices))], entry)
 
@@ -74,6 +88,28 @@ def _quantized_here(entry: CatalogEntry) -> str | None:
         return entry.int4
     folder = find_quantized(entry.alias)
     return None if folder is None else str(folder)
+
+
+def _of_another_program(name: str) -> StoredModel | None:
+    """The model of another program that this name means, which no alias, folder or file has."""
+    file = resolve_model(name).file if is_model_name(name) else None
+    stored = None if file is None else find_by_name(name)
+    return stored if stored is not None and stored.file == file else None
+
+
+def _gguf_beside(entry: CatalogEntry) -> str | None:
+    """What is said of GGUF models in an alias's repository; None if the hub does not answer: the
+    download will say why.
+    """
+    from localllm.cli.models.pull import describe_gguf
+    from localllm.hub.download import hub_errors
+    from localllm.hub.snapshot import look_up
+
+    try:
+        with hub_errors(entry.repo, entry.repo):
+            return describe_gguf(look_up(entry.repo, entry.revision))
+    except LocalLLMError:
+        return None
 
 
 def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
@@ -137,8 +173,6 @@ def _carry_out(choice: _Choice, entry: CatalogEntry) -> str:
 
     if not choice.is_quantized_here:
         return choice.name
-    from localllm.hub.catalog import resolve_model
-
     fetch_shown(resolve_model(choice.name))
     # In its own process, so that its memory is free again before the model is loaded.
     command = [sys.executable, "-m", "localllm", "quantize", choice.name]

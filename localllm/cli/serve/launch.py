@@ -57,7 +57,9 @@ def launch(
     ],
     model: Annotated[
         str | None,
-        common.model("Alias, org/name or folder; the one of the server that runs if not given."),
+        common.model(
+            "Alias, org/name, folder or GGUF file; the one of the server that runs if not given."
+        ),
     ] = None,
     arguments: Annotated[
         list[str] | None,
