@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from blocks import random_blocks
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from localllm_kernels.cpu.declarations import Declarations
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
+from localllm_kernels.cpu.traits import C_BLOCKS
 from localllm_kernels.linears import CodedWeight
 from localllm_kernels.pointwise.gate import GATE_KINDS, gate_reference
 from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
@@ -405,6 +407,7 @@ def test_all_instruction_sets_give_the_same_bits(
     codes = torch.randint(16, (48, 256), dtype=torch.uint8)
     scales, zeros = torch.rand(48, 4).bfloat16(), torch.randint(16, (48, 4), dtype=torch.uint8)
     int8_codes = torch.randint(-128, 128, (48, 256), dtype=torch.int8)
+    in_blocks = [random_blocks(name, 48, 256) for name in sorted(C_BLOCKS)]
     x = torch.randn(9, 256)
     found = []
     for i, lacking in enumerate(((), ("-mno-avx512f",), ("-mno-avx2",))):
@@ -427,7 +430,8 @@ def test_all_instruction_sets_give_the_same_bits(
             CodedWeight("int4", codes, scales, zeros),
             CodedWeight("int8", int8_codes, scales[:, :1]),
         )
-        products = (linears.packed(each, None, torch.bfloat16) for each in weights)
+        blocks = [each.coded() for each in in_blocks]
+        products = (linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks))
         found.append(torch.cat([product(x) for product in products]))
     # With fused products or without; the integers are the same.
     torch.testing.assert_close(found[1], found[0], atol=0, rtol=1e-5)
@@ -439,7 +443,7 @@ def sources_of_products(folder: Path) -> list[Path]:
     own = Path(build.__file__).parent
     lanes = folder / "lanes.c"
     lanes.write_text(f'#include "{own / "common.h"}"\nconst int64_t lanes = LANES;\n')
-    linears = [own / f"{kind}_linear.c" for kind in ("float32", "bfloat16", "integer")]
+    linears = [own / f"{kind}_linear.c" for kind in ("float32", "bfloat16", "integer", "block")]
     return [*linears, own / "products.c", own / "team.c", lanes]
 
 

@@ -41,7 +41,7 @@ def complaints(lines: Iterator[str] | list[str], folder: Path) -> str:
 
 
 def test_every_field_lies_where_the_compiler_puts_it(tmp_path: Path) -> None:
-    assert len(DECLARATIONS.structs) == 25
+    assert len(DECLARATIONS.structs) == 27
     assert complaints(claims(DECLARATIONS.structs), tmp_path) == ""
 
 
