@@ -24,8 +24,8 @@ def linears() -> CpuLinears:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Inputs in eight bits, with one scale for each 32 of them."""
-    groups = x.view(len(x), -1, 32)
+    """Inputs in eight bits, with one scale for each 16 of them."""
+    groups = x.view(len(x), -1, 16)
     scales = groups.abs().amax(-1, keepdim=True) / 127
     codes = (groups * torch.where(scales > 0, 1 / scales, 0)).round()
     return (codes * scales).view(x.shape)
