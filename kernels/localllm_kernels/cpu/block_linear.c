@@ -192,7 +192,7 @@ void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, f
                            int64_t rows) {
   const Panel p = find_panel(w, number);
   const BlockForm form = block_form(p.part->type);
-  BlockLanes lanes;
+  BlockLanes lanes = {.next = p.part->rows + (p.first + LANES) * p.part->row_bytes};
   for (int lane = 0; lane < LANES; lane++) {
     const int64_t row = p.first + (lane < p.count ? lane : p.count - 1);
     lanes.row[lane] = p.part->rows + row * p.part->row_bytes;

@@ -34,9 +34,16 @@ INLINE BlockForm block_form(int64_t type) {
   }
 }
 
+/* next: the rows that are unpacked after these, side by side. */
 typedef struct {
-  const uint8_t *row[LANES];
+  const uint8_t *row[LANES], *next;
 } BlockLanes;
+
+/* A block's share of the next rows: processors do not look ahead in LANES rows at once. */
+INLINE void prefetch_next(const BlockLanes *b, int64_t at, int64_t bytes) {
+  for (int64_t line = 0; line < LANES * bytes; line += 64)
+    __builtin_prefetch(b->next + LANES * at + line, 0, 2);
+}
 
 /* Sixteen bytes of each row, from byte `at` on: four vectors of words. */
 INLINE void load_words(const BlockLanes *b, int64_t at, u8x4v *words) {
@@ -69,23 +76,17 @@ INLINE void load_words(const BlockLanes *b, int64_t at, u8x4v *words) {
 #endif
 }
 
-/* Four bytes of each row. */
-INLINE u32v load_word(const BlockLanes *b, int64_t at) {
-  u32v word;
-  for (int lane = 0; lane < LANES; lane++) memcpy((char *)&word + 4 * lane, b->row[lane] + at, 4);
-  return word;
+/* Bits of bytes, from bit `from` on; compilers know no shifts of bytes. */
+INLINE u8x4v bits_from(u8x4v codes, int from, int mask) {
+  return (u8x4v)((u32v)codes >> from & 0x01010101u * (uint32_t)mask);
 }
+INLINE u8x4v bits_up(u8x4v codes, int by) { return (u8x4v)((u32v)codes << by); }
 
 /* The half in the lower 16 bits of each lane. */
 INLINE f32v half_of(u32v word) {
-  const u16v half = __builtin_convertvector(word, u16v);
+  const u16v half = __builtin_convertvector(word & 0xffff, u16v);
   uint16_t bits[LANES];
   memcpy(bits, &half, sizeof bits);
-  return load_f16(bits);
-}
-INLINE f32v load_half(const BlockLanes *b, int64_t at) {
-  uint16_t bits[LANES];
-  for (int lane = 0; lane < LANES; lane++) memcpy(bits + lane, b->row[lane] + at, 2);
   return load_f16(bits);
 }
 
@@ -98,13 +99,15 @@ INLINE f32v to_signed_floats(u32v whole, int middle) {
 INLINE void unpack_halves(const BlockLanes *b, int64_t at, u8x4v *codes) {
   u8x4v words[4];
   load_words(b, at, words);
-  for (int i = 0; i < 4; i++) codes[i] = words[i] & 15, codes[4 + i] = words[i] >> 4;
+  for (int i = 0; i < 4; i++) codes[i] = words[i] & 15, codes[4 + i] = bits_from(words[i], 4, 15);
 }
 
-/* The fifth bits of values 4i to 4i + 3, a byte each. */
-INLINE u8x4v fifth_bits(u32v bits, int i) {
-  const u32v four = bits >> (4 * i) & 15;
-  return (u8x4v)((four * 0x00204081u & 0x01010101u) << 4);
+/* Sixteen times the fifth bits of 32 values, added to their codes. */
+INLINE void add_fifth_bits(u32v bits, u8x4v *codes) {
+  for (int i = 0; i < 8; i++) {
+    const u32v four = bits >> (4 * i) & 15;
+    codes[i] |= (u8x4v)((four | four << 7 | four << 14 | four << 21) << 4 & 0x10101010u);
+  }
 }
 
 /* Values of codes of four bits, from a table of bytes. */
@@ -127,38 +130,36 @@ static const uint8_t float4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11
 
 INLINE void unpack_small(int64_t type, const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scale,
                          f32v *offset) {
-  if (type == BLOCK_MXFP4) {
-    const u32v exponents = load_word(b, at) & 255;
-    *scale = 0.5f * (f32v)(exponents << 23);
-    unpack_halves(b, at + 1, codes);
-    for (int i = 0; i < 8; i++) codes[i] = look_up(codes[i], float4_values);
-    return;
-  }
-  if (type == BLOCK_Q4_1 || type == BLOCK_Q5_1) {
-    const u32v both = load_word(b, at);
-    *scale = half_of(both), *offset = half_of(both >> 16);
-  } else {
-    *scale = load_half(b, at);
-  }
+  u8x4v head[4];
+  load_words(b, at, head);
+  const u32v first = (u32v)head[0];
   switch (type) {
     case BLOCK_Q4_0: unpack_halves(b, at + 2, codes); break;
     case BLOCK_Q4_1: unpack_halves(b, at + 4, codes); break;
+    case BLOCK_Q5_0:
+      unpack_halves(b, at + 6, codes);
+      add_fifth_bits(first >> 16 | (u32v)head[1] << 16, codes);
+      break;
+    case BLOCK_Q5_1:
+      unpack_halves(b, at + 8, codes);
+      add_fifth_bits((u32v)head[1], codes);
+      break;
+    case BLOCK_Q8_0:
+      load_words(b, at + 2, codes), load_words(b, at + 18, codes + 4);
+      for (int i = 0; i < 8; i++) codes[i] ^= 128;
+      break;
     case BLOCK_IQ4_NL:
       unpack_halves(b, at + 2, codes);
       for (int i = 0; i < 8; i++) codes[i] = look_up(codes[i], iq4_values);
       break;
-    case BLOCK_Q5_0:
-    case BLOCK_Q5_1: {
-      const int64_t from = type == BLOCK_Q5_0 ? at + 2 : at + 4;
-      const u32v bits = load_word(b, from);
-      unpack_halves(b, from + 4, codes);
-      for (int i = 0; i < 8; i++) codes[i] |= fifth_bits(bits, i);
-      break;
-    }
-    default: /* Q8_0 */
-      load_words(b, at + 2, codes), load_words(b, at + 18, codes + 4);
-      for (int i = 0; i < 8; i++) codes[i] ^= 128;
+    default: /* MXFP4 */
+      unpack_halves(b, at + 1, codes);
+      for (int i = 0; i < 8; i++) codes[i] = look_up(codes[i], float4_values);
+      *scale = 0.5f * (f32v)((first & 255) << 23);
+      return;
   }
+  *scale = half_of(first);
+  if (type == BLOCK_Q4_1 || type == BLOCK_Q5_1) *offset = half_of(first >> 16);
 }
 
 /* The eight scales and offsets of Q4_K and Q5_K, six bits each. */
@@ -183,7 +184,7 @@ INLINE void unpack_q4_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
   for (int g = 0; g < 4; g++, codes += 16) {
     u8x4v words[8];
     load_words(b, at + 16 + 32 * g, words), load_words(b, at + 32 + 32 * g, words + 4);
-    for (int i = 0; i < 8; i++) codes[i] = words[i] & 15, codes[8 + i] = words[i] >> 4;
+    for (int i = 0; i < 8; i++) codes[i] = words[i] & 15, codes[8 + i] = bits_from(words[i], 4, 15);
   }
 }
 
@@ -196,16 +197,18 @@ INLINE void unpack_q5_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
     u8x4v words[8];
     load_words(b, at + 48 + 32 * g, words), load_words(b, at + 64 + 32 * g, words + 4);
     for (int i = 0; i < 8; i++) {
-      codes[i] = (words[i] & 15) | (high[i] >> (2 * g) & 1) << 4;
-      codes[8 + i] = words[i] >> 4 | (high[i] >> (2 * g + 1) & 1) << 4;
+      codes[i] = (words[i] & 15) | bits_up(bits_from(high[i], 2 * g, 1), 4);
+      codes[8 + i] = bits_from(words[i], 4, 15) | bits_up(bits_from(high[i], 2 * g + 1, 1), 4);
     }
   }
 }
 
 INLINE void unpack_q6_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
-  const f32v scale = load_half(b, at + 208);
   u8x4v steps[4];
   load_words(b, at + 192, steps);
+  u8x4v tail[4];
+  load_words(b, at + 194, tail); /* its last two bytes are the scale */
+  const f32v scale = half_of((u32v)tail[3] >> 16);
   for (int j = 0; j < 16; j++) {
     const i32v step = (i32v)((u32v)steps[j / 4] << (24 - 8 * (j % 4))) >> 24;
     scales[j] = scale * __builtin_convertvector(step, f32v);
@@ -215,10 +218,10 @@ INLINE void unpack_q6_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
     for (int i = 0; i < 4; i++) load_words(b, at + 64 * h + 16 * i, low + 4 * i);
     load_words(b, at + 128 + 32 * h, high), load_words(b, at + 144 + 32 * h, high + 4);
     for (int i = 0; i < 8; i++) {
-      codes[i] = (low[i] & 15) | (high[i] & 3) << 4;
-      codes[8 + i] = (low[8 + i] & 15) | (high[i] >> 2 & 3) << 4;
-      codes[16 + i] = low[i] >> 4 | (high[i] >> 4 & 3) << 4;
-      codes[24 + i] = low[8 + i] >> 4 | (high[i] >> 6) << 4;
+      codes[i] = (low[i] & 15) | (bits_up(high[i], 4) & 48);
+      codes[8 + i] = (low[8 + i] & 15) | (bits_up(high[i], 2) & 48);
+      codes[16 + i] = bits_from(low[i], 4, 15) | (high[i] & 48);
+      codes[24 + i] = bits_from(low[8 + i], 4, 15) | bits_from(high[i], 2, 48);
     }
   }
 }
@@ -230,17 +233,19 @@ INLINE void unpack_runs(const BlockLanes *b, int64_t at, u8x4v *codes, const u8x
   load_words(b, at, words), load_words(b, at + 16, words + 4);
   for (int r = 0; r < 4; r++)
     for (int i = 0; i < 8; i++) {
-      codes[8 * r + i] = words[i] >> (2 * r) & 3;
-      if (third) codes[8 * r + i] |= (third[i] >> (first + r) & 1) << 2;
+      codes[8 * r + i] = bits_from(words[i], 2 * r, 3);
+      if (third) codes[8 * r + i] |= bits_up(bits_from(third[i], first + r, 1), 2);
     }
 }
 
 INLINE void unpack_q3_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
-  const f32v scale = load_half(b, at + 108);
-  u8x4v mask[8];
+  u8x4v mask[8], tail[4];
   load_words(b, at, mask), load_words(b, at + 16, mask + 4);
-  const u32v low[2] = {load_word(b, at + 96), load_word(b, at + 100)};
-  const u32v upper = load_word(b, at + 104);
+  load_words(b, at + 94, tail); /* the last two codes, the steps, and the scale */
+  const u32v low[2] = {(u32v)tail[0] >> 16 | (u32v)tail[1] << 16,
+                       (u32v)tail[1] >> 16 | (u32v)tail[2] << 16};
+  const u32v upper = (u32v)tail[2] >> 16 | (u32v)tail[3] << 16;
+  const f32v scale = half_of((u32v)tail[3] >> 16);
   for (int j = 0; j < 16; j++) {
     const u32v four = low[j % 8 / 4] >> (8 * (j % 4) + 4 * (j / 8)) & 15;
     const u32v two = upper >> (8 * (j % 4) + 2 * (j / 4)) & 3;
@@ -251,10 +256,10 @@ INLINE void unpack_q3_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
 
 INLINE void unpack_q2_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales,
                         f32v *offsets) {
-  const u32v both = load_word(b, at + 80);
+  u8x4v steps[4], tail[4];
+  load_words(b, at, steps), load_words(b, at + 68, tail);
+  const u32v both = (u32v)tail[3]; /* behind the last codes */
   const f32v scale = half_of(both), offset = -half_of(both >> 16);
-  u8x4v steps[4];
-  load_words(b, at, steps);
   for (int j = 0; j < 16; j++) {
     const u32v step = (u32v)steps[j / 4] >> (8 * (j % 4));
     scales[j] = scale * to_floats(step & 15), offsets[j] = offset * to_floats(step >> 4 & 15);
@@ -263,7 +268,9 @@ INLINE void unpack_q2_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
 }
 
 INLINE void unpack_iq4_xs(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
-  const u32v head = load_word(b, at), low = load_word(b, at + 4);
+  u8x4v words[4];
+  load_words(b, at, words);
+  const u32v head = (u32v)words[0], low = (u32v)words[1];
   const f32v scale = half_of(head);
   for (int j = 0; j < 8; j++) {
     const u32v step = (low >> (4 * j) & 15) | (head >> (16 + 2 * j) & 3) << 4;
@@ -279,6 +286,7 @@ INLINE void unpack_blocks(int64_t type, const BlockLanes *b, int64_t first, int6
   const BlockForm form = block_form(type);
   for (int64_t i = 0; i < count / form.values; i++) {
     const int64_t at = (first + i) * form.bytes, groups = form.values / form.group;
+    prefetch_next(b, at, form.bytes);
     switch (type) {
       case BLOCK_Q2_K: unpack_q2_k(b, at, codes, scales, offsets); break;
       case BLOCK_Q3_K: unpack_q3_k(b, at, codes, scales); break;
