@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from localllm.files.gguf import BLOCK_TYPES
+from localllm.model.packed.block_schemes import KEPT_IN_EIGHT_BITS, Blocks
 from localllm.model.packed.gguf_blocks import VALUES, dequantize_blocks
 
 
@@ -20,6 +21,24 @@ def test_values_are_those_of_the_package(name: str) -> None:
     assert is_nan.mean() < 0.1
     assert (np.isnan(found) == is_nan).all()
     assert (found.view(np.uint32) == expected.view(np.uint32))[~is_nan].all()
+
+
+@pytest.mark.parametrize("name", sorted(KEPT_IN_EIGHT_BITS))
+def test_few_bits_are_kept_in_eight(name: str) -> None:
+    """Each value within half a step of its group of 32, and not more bytes than are planned."""
+    [block] = [each for each in BLOCK_TYPES.values() if each.name == name]
+    scheme, codes = Blocks(block), torch.randint(256, (2000, 2 * block.num_bytes)).byte()
+    values = dequantize_blocks(block, codes)
+    is_sane = (
+        values.abs().amax(1) < 1e4
+    )  # scales are random halves, some of them huge or no numbers
+    codes, values = codes[is_sane], values[is_sane].view(-1, 32)
+    assert len(codes) > 100
+    kept = scheme.read({"weight": codes})
+    steps = values.abs().amax(1, keepdim=True) / 127
+    away = (kept.dequantize().view(-1, 32) - values).abs()
+    assert bool((away <= 0.51 * steps + 1e-6).all())
+    assert kept.codes.numel() == round(codes.numel() * scheme.resident_share)
 
 
 def test_sizes_are_those_of_the_package() -> None:

@@ -14,7 +14,7 @@ from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.hub.catalog import resolve_model
 from localllm.model.families.table import architecture_of, read_architecture
 from localllm.model.linear import FixedRows, HeadByHead, HeadsTogether, Linear
-from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.scheme import RESIDENT_SHARE
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -84,7 +84,7 @@ def test_a_quantized_expansion_is_counted_as_it_is_loaded(tmp_path: Path) -> Non
         for info in each.parts.values()
     )
     plain = sum(torch.Size(info.shape).numel() for info in found.plain.values())
-    expected = int(packed * Scheme.resident_share) + 2 * (plain + 2 * num_values)
+    expected = int(packed * RESIDENT_SHARE) + 2 * (plain + 2 * num_values)
     assert found.resident_bytes(2) == expected
 
 

@@ -15,7 +15,7 @@ from localllm.model.packed.fp8 import Fp8Weight
 from localllm.model.packed.int4 import CpuInt4Linear, Int4Weight, int4_block_rows, pack_nibbles
 from localllm.model.packed.int4_schemes import PackedInt4
 from localllm.model.packed.int8 import CpuInt8Linear, Int8Weight
-from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.scheme import RESIDENT_SHARE
 from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -156,6 +156,6 @@ def test_resident_weights_are_little_larger_than_the_file(
     in_file = sum(
         info.num_bytes for each in weight_map.quantized.values() for info in each.parts.values()
     )
-    assert in_file < resident <= Scheme.resident_share * in_file
+    assert in_file < resident <= RESIDENT_SHARE * in_file
     plain_bytes = sum(info.num_bytes // 2 for info in weight_map.plain.values())  # float32 stored
-    assert weight_map.resident_bytes(2) == int(in_file * Scheme.resident_share) + plain_bytes
+    assert weight_map.resident_bytes(2) == int(in_file * RESIDENT_SHARE) + plain_bytes

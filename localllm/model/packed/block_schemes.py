@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from localllm.files.gguf import BLOCK_TYPES, BlockType
 from localllm.model.packed.scheme import Scheme, StoredTensor, check_multiple
@@ -14,14 +14,34 @@ if TYPE_CHECKING:
     from localllm.model.packed.blocks import BlockWeight
 
 
+# What blocks are kept in that have no product of their own: those of less than four bits with grids,
+# and ternary ones.
+KEPT_IN_EIGHT_BITS = frozenset(
+    (
+        *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+        *("TQ1_0", "TQ2_0"),
+    )
+)
+[EIGHT_BITS] = [block for block in BLOCK_TYPES.values() if block.name == "Q8_0"]
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks(Scheme):
     """Rows in blocks of one type."""
 
-    resident_share: ClassVar[float] = 1.0
-
     marker: str = field(default="weight", init=False)
     type: BlockType
+
+    @property
+    def resident_type(self) -> BlockType:
+        """The type that it is kept in: its own, or eight bits where that has no product."""
+        return EIGHT_BITS if self.type.name in KEPT_IN_EIGHT_BITS else self.type
+
+    @property
+    def resident_share(self) -> float:
+        """Bytes of what is kept over those in the file."""
+        own, kept = self.type, self.resident_type
+        return kept.num_bytes / kept.num_values / (own.num_bytes / own.num_values)
 
     def takes(self, dtype: str) -> bool:
         return dtype == self.type.name
@@ -31,12 +51,15 @@ class Blocks(Scheme):
         return {"weight": StoredTensor(((width_out, width_in),), (self.type.name,))}
 
     def layout(self, width_in: int) -> WeightLayout:
-        return WeightLayout(self.type.name, width_in, 32)
+        return WeightLayout(self.resident_type.name, width_in, 32)
 
     def read(self, tensors: "Mapping[str, Tensor]") -> "BlockWeight":
-        from localllm.model.packed.blocks import BlockWeight
+        from localllm.model.packed.blocks import BlockWeight, to_eight_bits
 
-        return BlockWeight.of(self.type, tensors["weight"])
+        codes, kept = tensors["weight"], self.resident_type
+        if kept is not self.type:
+            codes = to_eight_bits(self.type, codes)
+        return BlockWeight.of(kept, codes)
 
     def write(self, weight: "BlockWeight") -> "dict[str, Tensor]":
         return {"weight": weight.codes}

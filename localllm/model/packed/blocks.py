@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.files.gguf import BlockType
+from localllm.model.packed.block_schemes import EIGHT_BITS
 from localllm.model.packed.gguf_blocks import dequantize_blocks
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.compiling.traits import WeightLayout
@@ -20,6 +21,24 @@ class BlockPart:
 
     type: BlockType
     codes: Tensor
+
+
+# Rows that are dequantized at a time, to be kept in eight bits.
+_ROWS = 1024
+
+
+def to_eight_bits(block: BlockType, codes: Tensor) -> Tensor:
+    """The blocks of Q8_0 that are nearest to those of another type, uint8 [rows, bytes]."""
+    return torch.cat([_rounded(dequantize_blocks(block, part)) for part in codes.split(_ROWS)])
+
+
+def _rounded(values: Tensor) -> Tensor:
+    groups = values.view(-1, EIGHT_BITS.num_values)
+    scales = (groups.abs().amax(1, keepdim=True) / 127).half()
+    steps = scales.float()
+    whole = (groups / torch.where(steps > 0, steps, 1)).round().clamp(-127, 127).to(torch.int8)
+    blocks = torch.cat((scales.view(torch.uint8), whole.view(torch.uint8)), dim=1)
+    return blocks.view(len(values), -1)
 
 
 @dataclass(frozen=True, slots=True)

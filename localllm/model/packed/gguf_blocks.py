@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.files.gguf import BLOCK_TYPES, BlockType
+from localllm.model.packed.grid_blocks import GRID_VALUES
 
 # Of IQ4_NL and IQ4_XS, by code.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -182,6 +183,7 @@ VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    **GRID_VALUES,
 }
 # The types whose values are known here, by name.
 BLOCKS = {each.name: each for each in BLOCK_TYPES.values() if each.name in VALUES}

@@ -23,7 +23,7 @@ package knows which one it was. Layouts, for a linear of `out` × `in` in groups
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from localllm.model.packed.weight import PackedWeight
     from localllm_kernels.compiling.traits import WeightLayout
 
+# A test checks it.
+RESIDENT_SHARE = 1.15
 SCALE_DTYPES = ("F16", "BF16", "F32")
 Shape = tuple[int, ...]
 
@@ -48,10 +50,12 @@ class StoredTensor:
 class Scheme(ABC):
     """How one linear is quantized in one format; the suffix `marker` marks it as quantized."""
 
-    # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
-    resident_share: ClassVar[float] = 1.15
-
     marker: str
+
+    @property
+    def resident_share(self) -> float:
+        """Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked."""
+        return RESIDENT_SHARE
 
     def takes(self, dtype: str) -> bool:
         """Whether the tensor that marks it may have this dtype."""
