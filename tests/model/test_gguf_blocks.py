@@ -29,15 +29,15 @@ def test_few_bits_are_kept_in_eight(name: str) -> None:
     [block] = [each for each in BLOCK_TYPES.values() if each.name == name]
     scheme, codes = Blocks(block), torch.randint(256, (2000, 2 * block.num_bytes)).byte()
     values = dequantize_blocks(block, codes)
-    is_sane = (
-        values.abs().amax(1) < 1e4
-    )  # scales are random halves, some of them huge or no numbers
+    # Scales are random halves, some of them huge, tiny, or no numbers.
+    groups = values.view(len(values), -1, 32).abs().amax(2)
+    is_sane = ((groups > 0.01) & (groups < 1e4)).all(1)
     codes, values = codes[is_sane], values[is_sane].view(-1, 32)
     assert len(codes) > 100
     kept = scheme.read({"weight": codes})
     steps = values.abs().amax(1, keepdim=True) / 127
     away = (kept.dequantize().view(-1, 32) - values).abs()
-    assert bool((away <= 0.51 * steps + 1e-6).all())
+    assert bool((away <= 0.54 * steps).all())
     assert kept.codes.numel() == round(codes.numel() * scheme.resident_share)
 
 

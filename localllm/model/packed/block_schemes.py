@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from localllm.model.packed.blocks import BlockWeight
 
 
-# What blocks are kept in that have no product of their own: those of less than four bits with grids,
-# and ternary ones.
+# Types without a product of their own: those of less than four bits with grids, and ternary ones.
 KEPT_IN_EIGHT_BITS = frozenset(
     (
         *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),

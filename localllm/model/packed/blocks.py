@@ -29,7 +29,9 @@ _ROWS = 1024
 
 def to_eight_bits(block: BlockType, codes: Tensor) -> Tensor:
     """The blocks of Q8_0 that are nearest to those of another type, uint8 [rows, bytes]."""
-    return torch.cat([_rounded(dequantize_blocks(block, part)) for part in codes.split(_ROWS)])
+    return torch.cat(
+        [_rounded(dequantize_blocks(block, part)) for part in torch.split(codes, _ROWS)]
+    )
 
 
 def _rounded(values: Tensor) -> Tensor:

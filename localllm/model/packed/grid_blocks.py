@@ -53,7 +53,7 @@ def _signs(masks: Tensor) -> Tensor:
 
 def _even_signs(masks: Tensor) -> Tensor:
     """The same of seven bits and one more, with which the number of signs is even."""
-    parity = _apart(masks, tuple(range(7)), 1).unflatten(-1, (-1, 7)).sum(-1) & 1
+    parity = _apart(masks, tuple(range(7)), 1).view(*masks.shape, 7).sum(-1) & 1
     return _signs(masks | parity << 7)
 
 
