@@ -37,6 +37,7 @@ from localllm.model.linear import (
     HeadByHead,
     HeadsTogether,
     Linear,
+    OrderedInputs,
     OrderedOutputs,
     Projection,
     SplitLinear,
@@ -365,9 +366,17 @@ class WeightReader(Parts):
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         return self._ropes.table(config, width)
 
-    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
+    def linear(
+        self,
+        *names: str,
+        order: Sequence[int] | None = None,
+        columns: Sequence[int] | None = None,
+    ) -> Projection:
         """Linears of one kind become one product."""
-        rows = None if order is None else torch.tensor(order, device=self._device)
+        rows, inputs = (
+            None if each is None else torch.tensor(each, device=self._device)
+            for each in (order, columns)
+        )
         quantized = [name for name in names if self._source.has_quantized(self._prefix + name)]
         if not quantized:
             biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
@@ -375,7 +384,11 @@ class WeightReader(Parts):
             bias = self.vector(*biases) if biases else None
             if rows is not None:
                 weight, bias = weight[rows], None if bias is None else bias[rows]
+            if inputs is not None:
+                weight = weight[:, inputs.argsort()]
             return self._plain(weight, bias)
+        if inputs is not None:
+            return OrderedInputs(self.linear(*names, order=order), inputs)
         parts = [self._source.quantized(self._prefix + name, self._device) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
