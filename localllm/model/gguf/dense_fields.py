@@ -50,6 +50,13 @@ def window(keys: GgufKeys) -> Fields:
     return {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
 
 
+def phi3(keys: GgufKeys) -> Fields:
+    """A window in all layers, and the context from which on other factors count."""
+    context = keys.integer("context_length")
+    original = keys.integer("rope.scaling.original_context_length", context)
+    return {**window(keys), "original_max_position_embeddings": original}
+
+
 def windowed(keys: GgufKeys) -> Fields:
     """Windows in some layers, of which the file says which."""
     kinds = windows(keys)
@@ -119,6 +126,11 @@ def granite(keys: GgufKeys) -> Fields:
     """Multipliers."""
     if not keys.flag("rope.scaling.finetuned", default=True):
         raise keys.error("key rope.scaling.finetuned must be true")
+    if not keys.has_tensor("ssm_in.weight"):
+        # A Granite 4 without any Mamba, which says all the same what its Mamba would be, and has
+        # its only feed-forward under the name of experts' one.
+        sizes = "conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"
+        keys.skip(*(f"ssm.{each}" for each in sizes), "expert_shared_feed_forward_length")
     return {**llama(keys), **multipliers(keys)}
 
 

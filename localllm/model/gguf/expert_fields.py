@@ -67,7 +67,6 @@ def qwen3_moe(keys: GgufKeys) -> Fields:
 
 def granite_moe(keys: GgufKeys) -> Fields:
     """Granite's multipliers."""
-    keys.skip_zeros("expert_shared_feed_forward_length")
     return {**granite(keys), **_chosen(keys, "num_local_experts")}
 
 

@@ -54,7 +54,7 @@ GGUF_FAMILIES: Mapping[str, tuple[GgufFamily, ...]] = {
             "Gemma4ForCausalLM", dense.gemma4, names.GEMMA4, names.GEMMA4_TOP, gemma4_heads
         ),
     ),
-    "phi3": (GgufFamily("Phi3ForCausalLM", dense.window, names.WHOLE_MLP),),
+    "phi3": (GgufFamily("Phi3ForCausalLM", dense.phi3, names.WHOLE_MLP),),
     "olmo2": (
         GgufFamily(
             "Olmo3ForCausalLM",

@@ -69,9 +69,9 @@ def granite_hybrid(keys: GgufKeys) -> Fields:
         raise keys.error("ssm.inner_size must be a multiple of embedding_length")
     experts = keys.integer("expert_count", 0)
     shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
-    keys.integer("expert_used_count", 0)
     is_turned = keys.flag("rope.scaling.finetuned", default=True)
-    keys.skip_zeros("expert_shared_feed_forward_length")
+    # Of files without experts, whose only feed-forward has the other's name.
+    keys.skip("expert_shared_feed_forward_length")
     return {
         **multipliers(keys),
         "layer_types": _with_heads(keys, _LINEAR),
@@ -101,19 +101,14 @@ def _mamba_sizes(keys: GgufKeys) -> tuple[int, int]:
 
 
 def nemotron_h(keys: GgufKeys) -> Fields:
-    """One block in each layer: attention with heads of keys, a feed-forward with an inner size."""
+    """One block in each layer, which its tensors tell: some files say nothing of feed-forwards
+    beside layers with experts.
+    """
     count, inner = _mamba_sizes(keys)
-    layers, wide = keys.num_layers, "moe" if "expert_count" in keys else "mlp"
-    lengths = keys.by_layer("feed_forward_length", layers)
-    kinds = [
-        wide if length and kind == _LINEAR else kind
-        for kind, length in zip(_with_heads(keys, _LINEAR), lengths, strict=True)
-    ]
     # Only a head that drafts has a norm of this kind.
     eps = keys.number("attention.layer_norm_epsilon", 1e-5)
-    # Nothing turns.
     return {
-        "layers_block_type": kinds,
+        "layers_block_type": [_kind(keys, i) for i in range(keys.num_layers)],
         "layer_norm_epsilon": keys.number("attention.layer_norm_rms_epsilon", eps),
         "mamba_num_heads": count,
         "mamba_head_dim": inner // count,
@@ -125,6 +120,13 @@ def nemotron_h(keys: GgufKeys) -> Fields:
         "mlp_bias": keys.has_tensor("ffn_down.bias"),
         "attention_bias": keys.has_tensor("attn_output.bias"),
     }
+
+
+def _kind(keys: GgufKeys, layer: int) -> str:
+    for name, kind in (("attn_q", FULL), ("ffn_up_exps", "moe"), ("ffn_up", "mlp")):
+        if f"blk.{layer}.{name}.weight" in keys.header.tensors:
+            return kind
+    return _LINEAR
 
 
 def nemotron_h_moe(keys: GgufKeys) -> Fields:

@@ -17,8 +17,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 # What the frequencies of pairs are divided by, in all contexts, or in short and in long ones.
 FACTORS = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-# What stands in FACTORS for pairs that do not turn, as it is stored in 32 bits.
-NOT_TURNED = float(np.float32(1e30))
+# What stands in FACTORS for pairs that do not turn.
+NOT_TURNED = 1e30
 # Of each layer, in old files: the frequencies themselves.
 FREQUENCIES = re.compile(r"blk\.\d{1,4}\.attn_rot_embd\.weight")
 _MOST_FACTORS, _LARGEST = 1024, 1e6
@@ -129,7 +129,9 @@ def _check_frequencies(keys: GgufKeys, base: float, width: int) -> None:
 
 
 def read_floats(keys: GgufKeys, tensor: GgufTensor) -> list[float]:
-    """The values of a small tensor of floats. Raises: CheckpointError."""
+    """The values of a small tensor of floats, as short as they can be written. Raises:
+    CheckpointError.
+    """
     count = prod(tensor.shape)
     if tensor.type.name != "F32" or count > _MOST_FACTORS:
         raise keys.error(f"tensor {tensor.name!r} must be at most {_MOST_FACTORS} floats (F32)")
@@ -138,4 +140,4 @@ def read_floats(keys: GgufKeys, tensor: GgufTensor) -> list[float]:
         values = np.frombuffer(file.read(4 * count), "<f4")
     if len(values) != count or not np.isfinite(values).all():
         raise keys.error(f"tensor {tensor.name!r} holds values that are not finite")
-    return [float(each) for each in values]
+    return [float(str(each)) for each in values]
