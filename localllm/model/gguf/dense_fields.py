@@ -46,8 +46,15 @@ def mistral3(keys: GgufKeys) -> Fields:
 
 
 def window(keys: GgufKeys) -> Fields:
-    """A window in all layers."""
+    """The width of windows."""
     return {"sliding_window": keys.integer("attention.sliding_window", 0) or None}
+
+
+def same_base(keys: GgufKeys) -> None:
+    """Raises: CheckpointError for layers with windows that turn by another base."""
+    base = keys.number("rope.freq_base", 10000.0)
+    if keys.number("rope.freq_base_swa", base) != base:
+        raise keys.error("key rope.freq_base_swa must be rope.freq_base")
 
 
 def phi3(keys: GgufKeys) -> Fields:
@@ -65,6 +72,7 @@ def windowed(keys: GgufKeys) -> Fields:
 
 def exaone4(keys: GgufKeys) -> Fields:
     """Windows in some layers, or in none."""
+    same_base(keys)
     return {**windowed(keys), "sliding_window_pattern": 4}
 
 
@@ -75,6 +83,7 @@ def _every(keys: GgufKeys, count: int) -> list[str]:
 
 def gemma2(keys: GgufKeys) -> Fields:
     """Capped scores and logits."""
+    same_base(keys)
     head_dim, heads = keys.integer("attention.key_length", 256), keys.integer("attention.head_count")
     # Of the model with 27 billion parameters alone: the width of a head if all had equal parts.
     equal = keys.integer("embedding_length") // heads
@@ -103,6 +112,7 @@ def gemma3(keys: GgufKeys) -> Fields:
 
 def cohere2(keys: GgufKeys) -> Fields:
     """Norms with the mean taken out."""
+    same_base(keys)
     return {
         **window(keys),
         "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
@@ -112,9 +122,17 @@ def cohere2(keys: GgufKeys) -> Fields:
 
 
 def olmo3(keys: GgufKeys) -> Fields:
-    """The stretching of full layers alone."""
-    keys.number("rope.freq_base_swa", 0.0)
-    return windowed(keys)
+    """A rotation of their own for layers with windows, which is not stretched."""
+    rope = read_rope_fields(keys, keys.integer("attention.key_length"))
+    base = rope["rope_theta"]
+    full = {"rope_type": "default", **rope.get("rope_scaling", {}), "rope_theta": base}
+    windowed_base = keys.number("rope.freq_base_swa", base)
+    own = {"rope_type": "default", "rope_theta": windowed_base}
+    return {
+        **windowed(keys),
+        "rope_scaling": None,
+        "rope_parameters": {FULL: full, SLIDING: own},
+    }
 
 
 def smollm3(keys: GgufKeys) -> Fields:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localllm.model.gguf.dense_fields import granite, window
+from localllm.model.gguf.dense_fields import granite, same_base, window
 from localllm.model.gguf.keys import GgufKeys
 from localllm.model.gguf.rope import FULL, read_rope_fields
 
@@ -83,6 +83,7 @@ def granite_moe_shared(keys: GgufKeys) -> Fields:
 
 def gpt_oss(keys: GgufKeys) -> Fields:
     """YaRN whose ends are not rounded, which files do not say."""
+    same_base(keys)
     rope = read_rope_fields(keys, keys.integer("attention.key_length"))
     return {
         "rope_scaling": {"rope_type": "default", **rope.get("rope_scaling", {}), "truncate": False},

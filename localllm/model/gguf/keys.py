@@ -130,8 +130,8 @@ class GgufKeys:
         unread = sorted(self._own.keys() - self._read)
         if unread:
             raise UnsupportedModelError(
-                f"key {self.architecture}.{brief(unread[0])} is not known, and may change what the "
-                "model computes",
+                f"key {brief(f'{self.architecture}.{unread[0]}')} is not known, and may change what "
+                "the model computes",
                 where=self.where,
                 hint=OTHER_ENGINE,
             )

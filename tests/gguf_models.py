@@ -12,7 +12,7 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 class GgufModel:
     """The architecture by GGUF's name, and the config: that of a family in small with changes.
 
-    `is_exact`: reading undoes what the converter does bit for bit, and no product has its rows in
+    A change to None leaves a field out; `nulls`: those that are null. `is_exact`: reading undoes what the converter does bit for bit, and no product has its rows in
     another order; so the logits are those of the checkpoint.
     """
 
@@ -20,12 +20,14 @@ class GgufModel:
     family: str
     changes: dict[str, Any] = field(default_factory=dict)
     is_exact: bool = True
+    nulls: tuple[str, ...] = ()
 
     @property
     def config(self) -> dict[str, Any]:
         """Its config.json."""
         whole = {**small_config(self.family), **self.changes}
-        return {name: value for name, value in whole.items() if value is not None}
+        said = {name: value for name, value in whole.items() if value is not None}
+        return {**said, **dict.fromkeys(self.nulls)}
 
 
 _LLAMA3 = {
@@ -164,7 +166,7 @@ GGUF_MODELS: dict[str, GgufModel] = {
         is_exact=False,
     ),
     "olmo2": GgufModel("olmo2", "Olmo2ForCausalLM"),
-    "olmo2, windows": GgufModel("olmo2", "Olmo3ForCausalLM"),
+    "olmo2, windows": GgufModel("olmo2", "Olmo3ForCausalLM", {"rope_scaling": _YARN}),
     "olmoe": GgufModel("olmoe", "OlmoeForCausalLM", {"norm_topk_prob": False}),
     "smollm3": GgufModel(
         "smollm3",
@@ -178,7 +180,9 @@ GGUF_MODELS: dict[str, GgufModel] = {
         "GraniteMoeHybridForCausalLM",
         {**_GRANITE, **_MAMBA, "layer_types": ["attention"] * 3, "position_embedding_type": "rope"},
     ),
-    "granitemoe": GgufModel("granitemoe", "GraniteMoeForCausalLM"),
+    "granitemoe": GgufModel(
+        "granitemoe", "GraniteMoeForCausalLM", {"embedding_multiplier": 6.0, "logits_scaling": 3.0}
+    ),
     "granitemoe, of hybrids": GgufModel(
         "granitemoe",
         "GraniteMoeHybridForCausalLM",
@@ -217,20 +221,25 @@ GGUF_MODELS: dict[str, GgufModel] = {
     "nemotron_h_moe": GgufModel(
         "nemotron_h_moe",
         "NemotronHForCausalLM",
-        {"layers_block_type": _NEMOTRON, "num_hidden_layers": 4},
+        {"layers_block_type": _NEMOTRON, "num_hidden_layers": 4, "conv_kernel": 4},
         is_exact=False,
     ),
     "nemotron_h_moe, no latents": GgufModel(
         "nemotron_h_moe",
         "NemotronHForCausalLM",
-        {"layers_block_type": _NEMOTRON, "num_hidden_layers": 4, "moe_latent_size": None},
+        {
+            "layers_block_type": _NEMOTRON,
+            "num_hidden_layers": 4,
+            "conv_kernel": 4,
+            "moe_latent_size": None,
+        },
         is_exact=False,
     ),
     "lfm2": GgufModel("lfm2", "Lfm2ForCausalLM", _LFM2),
     "lfm2moe": GgufModel("lfm2moe", "Lfm2MoeForCausalLM", {**_LFM2, "use_expert_bias": True}),
     "deepseek2, v2": GgufModel("deepseek2", "DeepseekV2ForCausalLM", {"topk_method": "greedy"}),
     "deepseek2, v2 lite": GgufModel(
-        "deepseek2", "DeepseekV2ForCausalLM", {"topk_method": "greedy", "q_lora_rank": None}
+        "deepseek2", "DeepseekV2ForCausalLM", {"topk_method": "greedy"}, nulls=("q_lora_rank",)
     ),
     "deepseek2, v2 in groups": GgufModel(
         "deepseek2",
