@@ -57,29 +57,24 @@ def write_gguf(
     is_rounded: bool = False,
     head_layers: int = 0,
     changes: Mapping[str, Any] | None = None,
-    factors: Tensor | None = None,
 ) -> Path:
-    """Write a checkpoint's tensors, which have the loader's names.
+    """Write a file with tensors that have GGUF's names, see `converted`.
 
     `matrices`: the type of those whose rows are whole blocks of it, but for the router's and the
     small ones of a recurrence; `is_rounded`: they are stored as F32 with the values that they have
-    in it; `head_layers`: layers behind the model's own; `changes`: keys without the
-    architecture's name, None for one that is left out.
+    in it; `head_layers`: layers behind the model's own; `changes`: whole numbers by key, without
+    the architecture's name, or None for one that is left out.
     """
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_type(gguf.GGUFType.MODEL)
     config = with_known_names(model.config, model.config["architectures"][0])
     add_keys(writer, model.arch, config, head_layers)
+    [keys] = writer.kv_data
     for name, value in (changes or {}).items():
-        [keys] = writer.kv_data
         keys.pop(f"{model.arch}.{name}", None)
-        if isinstance(value, str):
-            writer.add_string(f"{model.arch}.{name}", value)
-        elif value is not None:
+        if value is not None:
             writer.add_uint32(f"{model.arch}.{name}", value)
-    for name, tensor in converted(tensors, model, head_layers):
-        if name == "rope_freqs.weight" and factors is not None:
-            continue
+    for name, tensor in tensors.items():
         values = tensor.contiguous().float().numpy()
         kind = _type_of(name, values.shape, gguf.GGMLQuantizationType[matrices])
         codes = gguf.quants.quantize(values, kind)
@@ -87,8 +82,6 @@ def write_gguf(
             writer.add_tensor(name, gguf.quants.dequantize(codes, kind))
         else:
             writer.add_tensor(name, codes, raw_dtype=kind)
-    if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,9 +99,11 @@ def _type_of(
 
 
 def converted(
-    tensors: Mapping[str, Tensor], model: GgufModel, head_layers: int
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors by GGUF's names, and as the converter has them."""
+    model: GgufModel, tensors: Mapping[str, Tensor], head_layers: int = 0
+) -> dict[str, Tensor]:
+    """A checkpoint's tensors, which have the loader's names, by GGUF's and as the converter has
+    them.
+    """
     config, arch = model.config, model.arch
     count = config["num_hidden_layers"] + head_layers
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -116,11 +111,11 @@ def converted(
     found = dict(tensors)
     if config.get("tie_word_embeddings"):
         found.pop("lm_head.weight", None)
-    yield from _experts(found, arch)
-    yield from _factors(config)
+    stored = {**dict(_experts(found, arch)), **dict(_factors(config))}
     for name, tensor in found.items():
         for own, values in _changed(name, tensor, arch, config):
-            yield _named(own, known, arch), values
+            stored[_named(own, known, arch)] = values
+    return stored
 
 
 def _experts(found: dict[str, Tensor], arch: str) -> Iterator[tuple[str, Tensor]]:
@@ -202,7 +197,9 @@ def _regrouped(layer: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[t
     keys, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
     of_head = tensor.view(keys, -1, tensor.shape[1])
-    parts = [part.reshape(-1, tensor.shape[1]) for part in of_head.split([width] * 2 + [values] * 2, 1)]
+    parts = [
+        part.reshape(-1, tensor.shape[1]) for part in of_head.split([width] * 2 + [values] * 2, 1)
+    ]
     yield f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3])
     yield f"blk.{layer}.attn_gate.weight", parts[3]
 

@@ -135,7 +135,10 @@ def _windows(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _phi3(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    original, context = config["original_max_position_embeddings"], config["max_position_embeddings"]
+    original, context = (
+        config["original_max_position_embeddings"],
+        config["max_position_embeddings"],
+    )
     writer.add_rope_scaling_orig_ctx_len(original)
     if config.get("sliding_window") is None:
         writer.add_sliding_window(0)

@@ -12,8 +12,9 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 class GgufModel:
     """The architecture by GGUF's name, and the config: that of a family in small with changes.
 
-    A change to None leaves a field out; `nulls`: those that are null. `is_exact`: reading undoes what the converter does bit for bit, and no product has its rows in
-    another order; so the logits are those of the checkpoint.
+    A change to None leaves a field out; `nulls`: those that are null. `is_exact`: reading undoes
+    what the converter does bit for bit, and no product has its rows in another order; so the logits
+    are those of the checkpoint.
     """
 
     arch: str
@@ -152,9 +153,7 @@ GGUF_MODELS: dict[str, GgufModel] = {
     "gemma4, experts": GgufModel(
         "gemma4", "Gemma4ForCausalLM, experts", {**_GEMMA4, "num_kv_shared_layers": 0}
     ),
-    "phi3": GgufModel(
-        "phi3", "Phi3ForCausalLM", {"original_max_position_embeddings": 512}
-    ),
+    "phi3": GgufModel("phi3", "Phi3ForCausalLM", {"original_max_position_embeddings": 512}),
     "phi3, long": GgufModel(
         "phi3",
         "Phi3ForCausalLM",

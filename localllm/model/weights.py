@@ -456,13 +456,16 @@ class WeightReader(Parts):
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""
         row_dtype = torch.float32 if self._has_wide_rows else self._dtype
-        table = EMBEDDING.removesuffix(".weight")
-        scale = architecture.embedding_scale
-        if self._source.has_quantized(table):
-            stored = self._source.quantized(table, self._device)
+        return self._table(EMBEDDING, architecture.embedding_scale, row_dtype)
+
+    def _table(self, name: str, scale: float, row_dtype: torch.dtype) -> Embedding:
+        """A table of which only rows are read, in blocks if it is stored so."""
+        linear = name.removesuffix(".weight")
+        if self._source.has_quantized(linear):
+            stored = self._source.quantized(linear, self._device)
             if isinstance(stored, BlockWeight):
                 return Embedding(stored, scale, row_dtype, self._dtype)
-        return Embedding.of(self.read(EMBEDDING), scale, row_dtype)
+        return Embedding.of(self.read(name), scale, row_dtype)
 
     def head(self, architecture: Architecture, embedding: Embedding) -> Head:
         """The output head; the embedding table if there is no separate head."""
@@ -537,7 +540,8 @@ class WeightReader(Parts):
         if spec is None:
             return None
         linear, norm = self.linear(PROJECTION), self._norm(spec.norm)
-        return PerLayerInputs(spec, self.read(TABLE), linear, norm, ops)
+        table = self._table(TABLE, 1.0, self._dtype)
+        return PerLayerInputs(spec, table, linear, norm, ops)
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """One layer with its weights."""

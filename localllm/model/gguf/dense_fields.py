@@ -24,7 +24,11 @@ def attention_bias(keys: GgufKeys) -> Fields:
 
 def seed_oss(keys: GgufKeys) -> Fields:
     """Biases apart."""
-    return {**llama(keys), **attention_bias(keys), "attention_out_bias": keys.has_tensor("attn_output.bias")}
+    return {
+        **llama(keys),
+        **attention_bias(keys),
+        "attention_out_bias": keys.has_tensor("attn_output.bias"),
+    }
 
 
 def ernie(keys: GgufKeys) -> Fields:
@@ -84,7 +88,10 @@ def _every(keys: GgufKeys, count: int) -> list[str]:
 def gemma2(keys: GgufKeys) -> Fields:
     """Capped scores and logits."""
     same_base(keys)
-    head_dim, heads = keys.integer("attention.key_length", 256), keys.integer("attention.head_count")
+    head_dim, heads = (
+        keys.integer("attention.key_length", 256),
+        keys.integer("attention.head_count"),
+    )
     # Of the model with 27 billion parameters alone: the width of a head if all had equal parts.
     equal = keys.integer("embedding_length") // heads
     return {
@@ -98,7 +105,10 @@ def gemma2(keys: GgufKeys) -> Fields:
 
 def gemma3(keys: GgufKeys) -> Fields:
     """A rotation of their own for layers with windows."""
-    head_dim, heads = keys.integer("attention.key_length", 256), keys.integer("attention.head_count")
+    head_dim, heads = (
+        keys.integer("attention.key_length", 256),
+        keys.integer("attention.head_count"),
+    )
     equal = keys.integer("embedding_length") // heads
     return {
         **window(keys),

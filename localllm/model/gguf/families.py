@@ -50,9 +50,7 @@ GGUF_FAMILIES: Mapping[str, tuple[GgufFamily, ...]] = {
     "gemma2": (GgufFamily("Gemma2ForCausalLM", dense.gemma2, names.AROUND, has_raised_norms=True),),
     "gemma3": (GgufFamily("Gemma3ForCausalLM", dense.gemma3, names.AROUND, has_raised_norms=True),),
     "gemma4": (
-        GgufFamily(
-            "Gemma4ForCausalLM", dense.gemma4, names.GEMMA4, names.GEMMA4_TOP, gemma4_heads
-        ),
+        GgufFamily("Gemma4ForCausalLM", dense.gemma4, names.GEMMA4, names.GEMMA4_TOP, gemma4_heads),
     ),
     "phi3": (GgufFamily("Phi3ForCausalLM", dense.phi3, names.WHOLE_MLP),),
     "olmo2": (
@@ -113,9 +111,7 @@ GGUF_FAMILIES: Mapping[str, tuple[GgufFamily, ...]] = {
             heads=latent_heads,
             applies=experts.is_sigmoid,
         ),
-        GgufFamily(
-            "DeepseekV2ForCausalLM", experts.deepseek_v2, names.LATENT, heads=latent_heads
-        ),
+        GgufFamily("DeepseekV2ForCausalLM", experts.deepseek_v2, names.LATENT, heads=latent_heads),
     ),
     "glm4": (
         GgufFamily(

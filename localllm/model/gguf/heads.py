@@ -73,8 +73,10 @@ def gemma4_heads(keys: GgufKeys) -> dict[str, Any]:
         raise keys.error("keys, values and what turns of them have different widths")
     heads = keys.integer("attention.head_count")
     kinds = windows(keys)
+    if kinds is None:
+        raise keys.error("key attention.sliding_window_pattern is missing")
     num_kv = keys.by_layer("attention.head_count_kv", keys.num_layers, heads)
-    of_kind = {kind: each for kind, each in zip(kinds, num_kv, strict=True)}
+    of_kind = dict(zip(kinds, num_kv, strict=True))
     factors = frequency_factors(keys) or [1.0] * (full // 2)
     num_turned = factors.count(1.0)
     rest = [NOT_TURNED] * (len(factors) - num_turned)

@@ -119,7 +119,9 @@ class GgufKeys:
 
     def skip_zeros(self, *names: str) -> None:
         """Note keys that are 0, by which they say that there is no such thing."""
-        self._read |= {name for name in names if type(self._own.get(name)) is int and not self._own[name]}
+        self._read |= {
+            name for name in names if type(self._own.get(name)) is int and not self._own[name]
+        }
 
     def skip(self, *names: str) -> None:
         """Note keys that say nothing here that others do not."""
@@ -129,9 +131,9 @@ class GgufKeys:
         """Raises: UnsupportedModelError for a key that nobody has read."""
         unread = sorted(self._own.keys() - self._read)
         if unread:
+            name = brief(f"{self.architecture}.{unread[0]}")
             raise UnsupportedModelError(
-                f"key {brief(f'{self.architecture}.{unread[0]}')} is not known, and may change what "
-                "the model computes",
+                f"key {name} is not known, and may change what the model computes",
                 where=self.where,
                 hint=OTHER_ENGINE,
             )

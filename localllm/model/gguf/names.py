@@ -107,10 +107,7 @@ LFM2: Names = {
     "exp_probs_b.bias": "feed_forward.expert_bias",
     **experts_at("feed_forward.experts.{}", "w1", "w3", "w2"),
 }
-LFM2_TOP: Mapping[str, str] = {
-    "token_embd_norm": "model.embedding_norm",
-    "output_norm": "model.embedding_norm",
-}
+LFM2_TOP: Mapping[str, str] = {"token_embd_norm": "model.embedding_norm"}
 DELTA_NET: Names = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",

@@ -125,7 +125,9 @@ def _check_frequencies(keys: GgufKeys, base: float, width: int) -> None:
         if FREQUENCIES.fullmatch(name):
             found = np.array(read_floats(keys, tensor))
             if found.shape != usual.shape or not np.allclose(found, usual, rtol=_TOLERANCE, atol=0):
-                raise keys.error(f"tensor {name!r} holds other frequencies than rope.freq_base says")
+                raise keys.error(
+                    f"tensor {name!r} holds other frequencies than rope.freq_base says"
+                )
 
 
 def read_floats(keys: GgufKeys, tensor: GgufTensor) -> list[float]:

@@ -163,7 +163,9 @@ def own_names(name: str, family: GgufFamily) -> tuple[str, ...]:
         if inner is None:
             return (name,)
         own = tuple(f"{each}{ending}" for each in ((inner,) if isinstance(inner, str) else inner))
-    return tuple(f"model.layers.{layer}.{each}" for each in ((own,) if isinstance(own, str) else own))
+    return tuple(
+        f"model.layers.{layer}.{each}" for each in ((own,) if isinstance(own, str) else own)
+    )
 
 
 @contextmanager
