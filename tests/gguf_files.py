@@ -62,8 +62,8 @@ def write_gguf(
 
     `matrices`: the type of those whose rows are whole blocks of it, but for the router's and the
     small ones of a recurrence; `is_rounded`: they are stored as F32 with the values that they have
-    in it; `head_layers`: layers behind the model's own; `changes`: whole numbers by key, without
-    the architecture's name, or None for one that is left out.
+    in it; `head_layers`: layers behind the model's own; `changes`: numbers by key, without the
+    architecture's name, or None for one that is left out.
     """
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_type(gguf.GGUFType.MODEL)
@@ -73,7 +73,8 @@ def write_gguf(
     for name, value in (changes or {}).items():
         keys.pop(f"{model.arch}.{name}", None)
         if value is not None:
-            writer.add_uint32(f"{model.arch}.{name}", value)
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{model.arch}.{name}", value)
     for name, tensor in tensors.items():
         values = tensor.contiguous().float().numpy()
         kind = _type_of(name, values.shape, gguf.GGMLQuantizationType[matrices])

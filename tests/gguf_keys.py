@@ -113,6 +113,8 @@ def _add_rope(writer: GGUFWriter, arch: str, config: dict[str, Any], head_dim: i
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        if "attention_factor" in rope:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
     if kind == "dynamic":
         scale = rope["alpha"] ** (head_dim / (head_dim - 2))
         writer.add_rope_freq_base(config["rope_theta"] * scale)

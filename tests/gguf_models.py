@@ -165,7 +165,9 @@ GGUF_MODELS: dict[str, GgufModel] = {
         is_exact=False,
     ),
     "olmo2": GgufModel("olmo2", "Olmo2ForCausalLM"),
-    "olmo2, windows": GgufModel("olmo2", "Olmo3ForCausalLM", {"rope_scaling": _YARN}),
+    "olmo2, windows": GgufModel(
+        "olmo2", "Olmo3ForCausalLM", {"rope_scaling": {**_YARN, "attention_factor": 1.25}}
+    ),
     "olmoe": GgufModel("olmoe", "OlmoeForCausalLM", {"norm_topk_prob": False}),
     "smollm3": GgufModel(
         "smollm3",

@@ -130,6 +130,14 @@ def flat_row_gates(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {}
 
 
+def older_attention_factor(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {"rope.scaling.yarn_attn_factor": None, "rope.scaling.attn_factor": 1.25}
+
+
+def no_shared_experts(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {"expert_shared_feed_forward_length": 0, "expert_shared_count": 0}
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -137,6 +145,8 @@ def flat_row_gates(tensors: dict[str, Tensor]) -> dict[str, Any]:
         ("qwen3next", whole_inputs),
         ("qwen3moe", gates_with_ups),
         ("qwen2moe", flat_row_gates),
+        ("qwen3moe", no_shared_experts),
+        ("olmo2, windows", older_attention_factor),
     ],
 )
 def test_other_converters_forms_compute_the_same(

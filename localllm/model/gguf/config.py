@@ -58,7 +58,14 @@ def _sizes(keys: GgufKeys) -> dict[str, Any]:
     if "attention.layer_norm_rms_epsilon" in keys:
         fields["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     # Families with windows and experts ask for them.
-    keys.skip_zeros("attention.sliding_window", "expert_count", "expert_used_count")
-    # As many as the embedding table has; what a converter has told us of its rotation.
-    keys.skip("vocab_size", "rope.scaling.finetuned")
+    keys.skip_zeros(
+        "attention.sliding_window",
+        "expert_count",
+        "expert_used_count",
+        "expert_shared_count",
+        "expert_shared_feed_forward_length",
+    )
+    # As many as the embedding table has; what a converter was told of the rotation; and how those
+    # who embed texts pool, which users choose here.
+    keys.skip("vocab_size", "rope.scaling.finetuned", "pooling_type")
     return fields

@@ -195,6 +195,8 @@ def gemma4(keys: GgufKeys) -> Fields:
             "top_k_experts": keys.integer("expert_used_count"),
             "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         }
+    else:
+        keys.skip("expert_feed_forward_length")
     return own
 
 

@@ -12,7 +12,7 @@ from localllm.model.gguf import expert_fields as experts
 from localllm.model.gguf import hybrid_fields as hybrid
 from localllm.model.gguf import names
 from localllm.model.gguf.family import GgufFamily
-from localllm.model.gguf.heads import gemma4_heads, latent_heads
+from localllm.model.gguf.heads import gemma4_heads, latent_heads, unturned_heads
 from localllm.model.gguf.keys import GgufKeys
 
 GGUF_FAMILIES: Mapping[str, tuple[GgufFamily, ...]] = {
@@ -97,9 +97,15 @@ GGUF_FAMILIES: Mapping[str, tuple[GgufFamily, ...]] = {
             is_paired=True,
         ),
     ),
-    "nemotron_h": (GgufFamily("NemotronHForCausalLM", hybrid.nemotron_h, names.NEMOTRON_H),),
+    "nemotron_h": (
+        GgufFamily(
+            "NemotronHForCausalLM", hybrid.nemotron_h, names.NEMOTRON_H, heads=unturned_heads
+        ),
+    ),
     "nemotron_h_moe": (
-        GgufFamily("NemotronHForCausalLM", hybrid.nemotron_h_moe, names.NEMOTRON_H),
+        GgufFamily(
+            "NemotronHForCausalLM", hybrid.nemotron_h_moe, names.NEMOTRON_H, heads=unturned_heads
+        ),
     ),
     "lfm2": (GgufFamily("Lfm2ForCausalLM", hybrid.lfm2, names.LFM2, names.LFM2_TOP),),
     "lfm2moe": (GgufFamily("Lfm2MoeForCausalLM", hybrid.lfm2_moe, names.LFM2, names.LFM2_TOP),),

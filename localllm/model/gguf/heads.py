@@ -8,6 +8,17 @@ from localllm.model.gguf.rope import NOT_TURNED, frequency_factors, read_rope_fi
 
 def usual_heads(keys: GgufKeys) -> dict[str, Any]:
     """Heads of one size in all layers that have any. Raises: CheckpointError."""
+    sizes = _sizes(keys)
+    return {**sizes, **read_rope_fields(keys, sizes["head_dim"])}
+
+
+def unturned_heads(keys: GgufKeys) -> dict[str, Any]:
+    """The same without a rotation, whatever the converter says of one. Raises: CheckpointError."""
+    keys.skip("rope.freq_base", "rope.dimension_count")
+    return _sizes(keys)
+
+
+def _sizes(keys: GgufKeys) -> dict[str, int]:
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     if heads < 1:
         raise keys.error("the file claims to have no heads")
@@ -18,7 +29,6 @@ def usual_heads(keys: GgufKeys) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": max(keys.sizes("attention.head_count_kv", heads), default=heads),
         "head_dim": head_dim,
-        **read_rope_fields(keys, head_dim),
     }
 
 

@@ -72,13 +72,16 @@ def _scaling(keys: GgufKeys) -> dict[str, Any] | None:
             "factor": context / original,
             "attention_factor": attention,
         }
-    if attention != 1:
+    if attention != 1 and kind != "yarn":
         raise keys.error("key rope.scaling.attn_factor must be 1")
     factors = frequency_factors(keys)
     if factors is not None:
-        if not all(0 < each <= _LARGEST for each in factors):
-            raise keys.error(f"tensor {FACTORS!r} must hold numbers above 0 and up to a million")
         # Llama 3's stretching, worked out: the same factors at every length.
+        if kind != "none" or not all(0 < each <= _LARGEST for each in factors):
+            raise keys.error(
+                f"tensor {FACTORS!r} must hold numbers above 0 and up to a million, in place of "
+                "another stretching"
+            )
         return {
             "rope_type": "longrope",
             "short_factor": factors,
@@ -107,8 +110,12 @@ def _yarn(keys: GgufKeys, factor: float, original: int) -> dict[str, Any]:
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
     }
+    # An older converter wrote OLMo 3's under the other name, where 1 says nothing.
+    older = keys.number("rope.scaling.attn_factor", 1.0)
     if "rope.scaling.yarn_attn_factor" in keys:
         found["attention_factor"] = keys.number("rope.scaling.yarn_attn_factor")
+    elif older != 1:
+        found["attention_factor"] = older
     return found
 
 
