@@ -6,6 +6,7 @@ Source: `conversion/*.py` of llama.cpp.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,8 @@ def _regrouped(layer: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[t
     keys, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
     of_head = tensor.view(keys, -1, tensor.shape[1])
-    parts = [
-        part.reshape(-1, tensor.shape[1]) for part in of_head.split([width] * 2 + [values] * 2, 1)
-    ]
+    ends = (0, width, 2 * width, 2 * width + values, 2 * width + 2 * values)
+    parts = [of_head[:, first:end].flatten(0, 1) for first, end in pairwise(ends)]
     yield f"blk.{layer}.attn_qkv.weight", torch.cat(parts[:3])
     yield f"blk.{layer}.attn_gate.weight", parts[3]
 
@@ -230,9 +230,9 @@ def _tiled(kind: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
 def _expansions(layer: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Of each head from queries to latents, and from latents to values."""
     of_head = tensor.view(config["num_attention_heads"], -1, tensor.shape[1])
-    keys, values = of_head.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
-    yield f"blk.{layer}.attn_k_b.weight", keys.transpose(1, 2)
-    yield f"blk.{layer}.attn_v_b.weight", values
+    width = config["qk_nope_head_dim"]
+    yield f"blk.{layer}.attn_k_b.weight", of_head[:, :width].transpose(1, 2)
+    yield f"blk.{layer}.attn_v_b.weight", of_head[:, width:]
 
 
 def _shared(layer: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

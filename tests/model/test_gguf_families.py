@@ -1,6 +1,8 @@
 """A GGUF file of every family computes what the checkpoint does that it was made from."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +287,16 @@ def test_absurd_numbers_of_layers_are_refused(count: int, tmp_path: Path) -> Non
     path = written(tmp_path / "model.gguf", "llama", changes={"block_count": count})
     with pytest.raises(CheckpointError, match="claims to have"):
         config_of(read_gguf(path))
+
+
+@pytest.mark.parametrize("name", GGUF_MODELS)
+def test_no_number_of_a_header_is_a_fault_of_ours(name: str, tmp_path: Path) -> None:
+    header = read_gguf(written(tmp_path / "model.gguf", name))
+    own = f"{GGUF_MODELS[name].arch}."
+    numbers = [key for key, value in header.keys.items() if key.startswith(own)]
+    for key in numbers:
+        for value in (0, 1, 0xFFFFFFFF, -1, 1e38, float("nan"), "none", True, np.zeros(2, "u4")):
+            changed = replace(header, keys={**header.keys, key: value})
+            # Whatever is not refused as such has become another model.
+            with suppress(CheckpointError, UnsupportedModelError):
+                architecture_of(config_of(changed))

@@ -3,7 +3,13 @@
 from typing import Any
 
 from localllm.model.gguf.keys import GgufKeys
-from localllm.model.gguf.rope import NOT_TURNED, frequency_factors, read_rope_fields, windows
+from localllm.model.gguf.rope import (
+    FACTORS,
+    NOT_TURNED,
+    frequency_factors,
+    read_rope_fields,
+    windows,
+)
 
 
 def usual_heads(keys: GgufKeys) -> dict[str, Any]:
@@ -87,11 +93,6 @@ def gemma4_heads(keys: GgufKeys) -> dict[str, Any]:
         raise keys.error("key attention.sliding_window_pattern is missing")
     num_kv = keys.by_layer("attention.head_count_kv", keys.num_layers, heads)
     of_kind = dict(zip(kinds, num_kv, strict=True))
-    factors = frequency_factors(keys) or [1.0] * (full // 2)
-    num_turned = factors.count(1.0)
-    rest = [NOT_TURNED] * (len(factors) - num_turned)
-    if factors != [1.0] * num_turned + rest or 2 * len(factors) != full:
-        raise keys.error("tensor 'rope_freqs.weight' must hold ones, and 1e30 for pairs at rest")
     base = keys.number("rope.freq_base")
     return {
         "num_attention_heads": heads,
@@ -103,7 +104,7 @@ def gemma4_heads(keys: GgufKeys) -> dict[str, Any]:
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional",
-                "partial_rotary_factor": num_turned / len(factors),
+                "partial_rotary_factor": _share_that_turns(keys, full),
                 "rope_theta": base,
             },
             "sliding_attention": {
@@ -112,3 +113,15 @@ def gemma4_heads(keys: GgufKeys) -> dict[str, Any]:
             },
         },
     }
+
+
+def _share_that_turns(keys: GgufKeys, head_dim: int) -> float:
+    """Of the pairs of a full layer's head, whose frequencies are those of the whole head."""
+    factors = frequency_factors(keys)
+    if factors is None:
+        return 1.0
+    count = factors.count(1.0)
+    is_known = factors == [1.0] * count + [NOT_TURNED] * (len(factors) - count)
+    if not is_known or 2 * len(factors) != head_dim:
+        raise keys.error(f"tensor {FACTORS!r} must hold ones, and 1e30 for pairs at rest")
+    return count / len(factors)

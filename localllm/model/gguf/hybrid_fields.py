@@ -77,7 +77,7 @@ def granite_hybrid(keys: GgufKeys) -> Fields:
         "layer_types": _with_heads(keys, _LINEAR),
         "num_local_experts": experts,
         "num_experts_per_tok": keys.integer("expert_used_count", 0),
-        "shared_intermediate_size": keys.sizes(shared)[0],
+        "shared_intermediate_size": max(keys.by_layer(shared, keys.num_layers)),
         "shared_mlp_is_split": True,
         "attention_bias": keys.has_tensor("attn_output.bias"),
         "position_embedding_type": "rope" if is_turned else "nope",

@@ -60,7 +60,7 @@ def _scaling(keys: GgufKeys) -> dict[str, Any] | None:
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     context = keys.integer("context_length")
-    original = keys.integer("rope.scaling.original_context_length", context)
+    original = keys.integer("rope.scaling.original_context_length", context) or context
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     tensors = keys.header.tensors
     if SHORT in tensors and LONG in tensors:
@@ -69,7 +69,7 @@ def _scaling(keys: GgufKeys) -> dict[str, Any] | None:
             "short_factor": read_floats(keys, tensors[SHORT]),
             "long_factor": read_floats(keys, tensors[LONG]),
             "original_max_position_embeddings": original,
-            "factor": context / original,
+            "factor": context / max(original, 1),
             "attention_factor": attention,
         }
     if attention != 1 and kind != "yarn":
@@ -127,11 +127,11 @@ def frequency_factors(keys: GgufKeys) -> list[float] | None:
 
 def _check_frequencies(keys: GgufKeys, base: float, width: int) -> None:
     """Raises: CheckpointError for frequencies that are not those of `base`."""
-    usual = base ** (-np.arange(0, width, 2) / width)
     for name, tensor in keys.header.tensors.items():
         if FREQUENCIES.fullmatch(name):
             found = np.array(read_floats(keys, tensor))
-            if found.shape != usual.shape or not np.allclose(found, usual, rtol=_TOLERANCE, atol=0):
+            usual = base ** (-np.arange(0, 2 * len(found), 2) / width)
+            if 2 * len(found) != width or not np.allclose(found, usual, rtol=_TOLERANCE, atol=0):
                 raise keys.error(
                     f"tensor {name!r} holds other frequencies than rope.freq_base says"
                 )
