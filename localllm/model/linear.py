@@ -67,6 +67,17 @@ class OrderedOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderedInputs:
+    """A product whose inputs are put into another order."""
+
+    product: Projection
+    order: Tensor  # int64 [in]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x[:, self.order])
+
+
+@dataclass(frozen=True, slots=True)
 class HeadByHead:
     """A product for each head, one after another; heads are side by side in `x` and the result."""
 

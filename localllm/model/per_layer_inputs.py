@@ -16,6 +16,7 @@ from localllm.model.norm import Norm, NormSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from localllm.model.ends import Embedding
     from localllm.model.linear import Projection
     from localllm_kernels import Ops
 
@@ -51,7 +52,7 @@ class PerLayerInputs:
     """The per-layer inputs with their weights."""
 
     spec: PerLayerSpec
-    table: Tensor  # [vocab_size, num_layers · width]
+    table: Embedding  # [vocab_size, num_layers · width]
     projection: Projection
     norm: Norm
     ops: Ops
@@ -60,10 +61,8 @@ class PerLayerInputs:
         """[num_layers, num_tokens, width]; `input_ids`: int64 [num_tokens]; `embedded`: their
         scaled embeddings, [num_tokens, hidden].
         """
-        from torch.nn.functional import embedding
-
         width = self.spec.width
-        looked_up: Tensor = embedding(input_ids, self.table) * width**0.5
+        looked_up = self.table(input_ids) * width**0.5
         projected = self.projection(embedded) * embedded.shape[1] ** -0.5
         normed = self.norm(projected.view(-1, width), self.ops).view_as(projected)
         both: Tensor = (normed + looked_up.to(normed.dtype)) * 2**-0.5

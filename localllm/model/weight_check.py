@@ -12,6 +12,7 @@ from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_nam
 from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
+from localllm.model.per_layer_inputs import TABLE as PER_LAYER_TABLE
 from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
 from localllm.model.tensor_files import read_headers
@@ -30,6 +31,8 @@ _IGNORED = re.compile(
 )
 # What stands beside a plain weight that is to be rounded as it is used.
 _OF_ROUNDING = re.compile(r".*\.weight_(scale|zero_point|g_idx|scale_inv)")
+# Tables of which rows are read.
+_TABLES = EMBEDDING, PER_LAYER_TABLE
 # Tensors with token ids, and their dtypes.
 _IDS, _INTEGERS = (DRAFTED, CLUSTER_TOKENS), ("I32", "I64")
 
@@ -131,10 +134,10 @@ def check_tensors(
         for name, shape in architecture.tensors().items()
     }
     shapes, dense = architecture.linears(), architecture.dense_linears()
-    table = EMBEDDING.removesuffix(".weight")
-    if EMBEDDING in expected:
-        [of_table] = expected[EMBEDDING].shapes
-        shapes[table] = of_table[0], of_table[1]
+    for table in _TABLES:
+        if table in expected:
+            [of_table] = expected[table].shapes
+            shapes[table.removesuffix(".weight")] = of_table[0], of_table[1]
     quantized = {}
     claimed: set[str] = set()
     for linear, scheme in _find_schemes(found, architecture, shapes).items():
@@ -223,7 +226,7 @@ def _find_schemes(
             for each in known
             if (marker := found.get(f"{linear}.{each.marker}")) and each.takes(marker.dtype)
         ]
-        is_missing = f"{linear}.weight" not in found and f"{linear}.weight" != EMBEDDING
+        is_missing = f"{linear}.weight" not in found and f"{linear}.weight" not in _TABLES
         if known and (marked or is_missing):
             schemes[linear] = (marked or known)[0]
     return schemes

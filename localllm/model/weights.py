@@ -37,6 +37,7 @@ from localllm.model.linear import (
     HeadByHead,
     HeadsTogether,
     Linear,
+    OrderedInputs,
     OrderedOutputs,
     Projection,
     SplitLinear,
@@ -365,9 +366,17 @@ class WeightReader(Parts):
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         return self._ropes.table(config, width)
 
-    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
+    def linear(
+        self,
+        *names: str,
+        order: Sequence[int] | None = None,
+        columns: Sequence[int] | None = None,
+    ) -> Projection:
         """Linears of one kind become one product."""
-        rows = None if order is None else torch.tensor(order, device=self._device)
+        rows, inputs = (
+            None if each is None else torch.tensor(each, device=self._device)
+            for each in (order, columns)
+        )
         quantized = [name for name in names if self._source.has_quantized(self._prefix + name)]
         if not quantized:
             biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
@@ -375,7 +384,11 @@ class WeightReader(Parts):
             bias = self.vector(*biases) if biases else None
             if rows is not None:
                 weight, bias = weight[rows], None if bias is None else bias[rows]
+            if inputs is not None:
+                weight = weight[:, inputs.argsort()]
             return self._plain(weight, bias)
+        if inputs is not None:
+            return OrderedInputs(self.linear(*names, order=order), inputs)
         parts = [self._source.quantized(self._prefix + name, self._device) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
@@ -443,13 +456,16 @@ class WeightReader(Parts):
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""
         row_dtype = torch.float32 if self._has_wide_rows else self._dtype
-        table = EMBEDDING.removesuffix(".weight")
-        scale = architecture.embedding_scale
-        if self._source.has_quantized(table):
-            stored = self._source.quantized(table, self._device)
+        return self._table(EMBEDDING, architecture.embedding_scale, row_dtype)
+
+    def _table(self, name: str, scale: float, row_dtype: torch.dtype) -> Embedding:
+        """A table of which only rows are read, in blocks if it is stored so."""
+        linear = name.removesuffix(".weight")
+        if self._source.has_quantized(linear):
+            stored = self._source.quantized(linear, self._device)
             if isinstance(stored, BlockWeight):
                 return Embedding(stored, scale, row_dtype, self._dtype)
-        return Embedding.of(self.read(EMBEDDING), scale, row_dtype)
+        return Embedding.of(self.read(name), scale, row_dtype)
 
     def head(self, architecture: Architecture, embedding: Embedding) -> Head:
         """The output head; the embedding table if there is no separate head."""
@@ -524,7 +540,8 @@ class WeightReader(Parts):
         if spec is None:
             return None
         linear, norm = self.linear(PROJECTION), self._norm(spec.norm)
-        return PerLayerInputs(spec, self.read(TABLE), linear, norm, ops)
+        table = self._table(TABLE, 1.0, self._dtype)
+        return PerLayerInputs(spec, table, linear, norm, ops)
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """One layer with its weights."""

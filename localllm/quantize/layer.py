@@ -45,9 +45,16 @@ class TensorParts(Parts):
     def exact_vector(self, name: str) -> Tensor:
         return self.tensors[name].float()
 
-    def linear(self, *names: str, order: Sequence[int] | None = None) -> Linear:
+    def linear(
+        self,
+        *names: str,
+        order: Sequence[int] | None = None,
+        columns: Sequence[int] | None = None,
+    ) -> Linear:
         rows = slice(None) if order is None else torch.tensor(order)
         weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
+        if columns is not None:
+            weight = weight[:, torch.tensor(columns).argsort()]
         if f"{names[0]}.bias" not in self.tensors:
             return Linear(weight)
         bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]

@@ -148,8 +148,15 @@ class Parts(Protocol):
     def exact_vector(self, name: str) -> Tensor:
         """A vector in float32, with the values of the files whatever the model's dtype is."""
 
-    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
-        """One linear, or several over the same inputs as one product; its rows in `order`."""
+    def linear(
+        self,
+        *names: str,
+        order: Sequence[int] | None = None,
+        columns: Sequence[int] | None = None,
+    ) -> Projection:
+        """One linear, or several over the same inputs as one product; its rows in `order`. Column i
+        is multiplied with value `columns[i]` of its inputs.
+        """
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False

@@ -5,7 +5,7 @@ in place of attention.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
@@ -32,8 +32,7 @@ class DeltaNetNames:
     """How a checkpoint stores the linears of queries, keys, values and gate, those of the factors b
     and a, the output, the convolution, and the norm.
 
-    `is_whole`: one linear each for the first and the second, with the rows of each key head side by
-    side (Qwen3-Next).
+    One linear for the first or the second has the rows of each key head side by side (Qwen3-Next).
     """
 
     inputs: tuple[str, ...]
@@ -41,16 +40,14 @@ class DeltaNetNames:
     output: str
     conv: tuple[str, ...]
     norm: str
-    is_whole: bool = False
 
 
-# Of Qwen3.5, of Qwen3-Next, and of OLMo hybrid.
+# Of Qwen3.5, of Qwen3-Next, of its GGUF files, and of OLMo hybrid.
 PARTS = DeltaNetNames(
     ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"), "out_proj", ("conv1d",), "norm"
 )
-WHOLE = DeltaNetNames(
-    ("in_proj_qkvz",), ("in_proj_ba",), "out_proj", ("conv1d",), "norm", is_whole=True
-)
+WHOLE = DeltaNetNames(("in_proj_qkvz",), ("in_proj_ba",), "out_proj", ("conv1d",), "norm")
+WHOLE_FACTORS = replace(WHOLE, inputs=PARTS.inputs)
 EACH = DeltaNetNames(
     ("q_proj", "k_proj", "v_proj", "g_proj"),
     ("b_proj", "a_proj"),
@@ -65,6 +62,9 @@ class DeltaNetSpec(BlockSpec):
     """The sizes of a gated delta net: heads of keys and of values, their widths, the taps of the
     convolution before it, the `eps` of its norm, and how much of a correction is written at `most`;
     see recurrence.py of the kernels.
+
+    `is_tiled`: in files the first value heads of all key heads come first, then the second ones;
+    else those of a key head stand side by side, as the kernels have them.
     """
 
     hidden_size: int
@@ -76,6 +76,7 @@ class DeltaNetSpec(BlockSpec):
     eps: float
     most: float = 1.0
     names: DeltaNetNames = PARTS
+    is_tiled: bool = False
     state_dtype: StateDType = "float32"
 
     @property
@@ -166,35 +167,70 @@ class DeltaNetSpec(BlockSpec):
 
         from localllm_kernels.recurrence.recurrence import RecurrenceWeights
 
-        factors, inputs, output = self.products
-        convs = [parts.vector(name).float().flatten(1) for name in self._convs]
+        heads, factors, inputs, output = self._value_heads(), *self.products
+        convs = torch.cat([parts.vector(name).float().flatten(1) for name in self._convs])
+        decay, bias = (parts.vector(name).float() for name in (_DECAY, _BIAS))
+        if heads is not None:
+            convs, decay, bias = convs[self._channels(heads)], decay[heads], bias[heads]
         weights = RecurrenceWeights(
-            torch.cat(convs).T.contiguous(),
+            convs.T.contiguous(),
             None,
-            -parts.vector(_DECAY).float().exp(),
-            parts.vector(_BIAS).float(),
+            -decay.exp(),
+            bias,
             None,
             parts.vector(self._norm).float(),
             self.eps,
             self.most,
         )
-        share = self.num_values // self.num_keys
-        values = share * self.value_width
-        in_order = self._order(self.key_width, self.key_width, values, values)
+        # Of a block of 256 values of a row two heads have a half each: so the row stays as it is,
+        # and what it is multiplied with is put into its order.
+        columns = None if heads is None else self._inverse(heads)
         return Recurrence(
-            parts.linear(*inputs.names, order=in_order),
-            parts.linear(*output.names),
+            parts.linear(*inputs.names, order=self._input_order(heads)),
+            parts.linear(*output.names, columns=columns),
             weights,
             self.heads,
             inputs_at=0,
             gate_at=self._conv_width,
-            factors=parts.linear(*factors.names, order=self._order(share, share)),
+            factors=parts.linear(*factors.names, order=self._factor_order(heads)),
         )
 
-    def _order(self, *widths: int) -> list[int] | None:
-        """The rows of parts that stand side by side for each key head, part by part; or None."""
-        if not self.names.is_whole:
+    def _value_heads(self) -> list[int] | None:
+        """Which value head of the files each of the kernels is; None if they are the same."""
+        share = self.num_values // self.num_keys
+        if not self.is_tiled or share == 1 or self.num_keys == 1:
             return None
+        return [i * self.num_keys + key for key in range(self.num_keys) for i in range(share)]
+
+    def _values_of(self, heads: list[int], first: int) -> list[int]:
+        """The numbers of the heads' values, which begin with `first`."""
+        width = self.value_width
+        return [first + head * width + i for head in heads for i in range(width)]
+
+    def _channels(self, heads: list[int]) -> list[int]:
+        return [*range(2 * self._keys), *self._values_of(heads, 2 * self._keys)]
+
+    def _inverse(self, heads: list[int]) -> list[int]:
+        """Which value of the kernels each of the files is."""
+        places = self._values_of(heads, 0)
+        return sorted(range(len(places)), key=places.__getitem__)
+
+    def _input_order(self, heads: list[int] | None) -> list[int] | None:
+        if heads is not None:
+            return [*self._channels(heads), *self._values_of(heads, self._conv_width)]
+        if len(self.names.inputs) > 1:
+            return None
+        values = self.num_values // self.num_keys * self.value_width
+        return self._order(self.key_width, self.key_width, values, values)
+
+    def _factor_order(self, heads: list[int] | None) -> list[int] | None:
+        if heads is not None:
+            return [*heads, *(self.num_values + head for head in heads)]
+        share = self.num_values // self.num_keys
+        return None if len(self.names.factors) > 1 else self._order(share, share)
+
+    def _order(self, *widths: int) -> list[int]:
+        """The rows of parts that stand side by side for each key head, part by part."""
         stride, first, rows = sum(widths), 0, list[int]()
         for width in widths:
             starts = [head * stride + first for head in range(self.num_keys)]

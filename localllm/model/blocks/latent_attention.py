@@ -45,6 +45,7 @@ _EPS = 1e-6
 _QUERY_NORM = NormSpec(f"{_NAME}.q_a_layernorm", _EPS)
 _LATENT_NORM = NormSpec(f"{_NAME}.kv_a_layernorm", _EPS)
 _EXPANSION = f"{_NAME}.kv_b_proj"
+_KEYS, _VALUES = f"{_NAME}.k_b_proj", f"{_NAME}.v_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class LatentAttentionSpec(BlockSpec):
     from the block's inputs; `latent_rank`: that of the latent of keys and values; `key_dim`: the
     values of a head's query that are not rotated, `rope_dim`: those that are, by `rope`;
     `value_dim`: of a head's value; `scale`: of the scores; `has_bias`: whether the first product
-    and the last one have one; `num_hidden`: see Scores.
+    and the last one have one; `num_hidden`: see Scores; `is_split`: in files (W_ukᵀ, W_uv) of each
+    head are two tensors, in that form, else the rows of (W_uk, W_uv) of each are one.
     """
 
     hidden_size: int
@@ -69,6 +71,7 @@ class LatentAttentionSpec(BlockSpec):
     scale: float
     has_bias: bool = False
     num_hidden: int = 0
+    is_split: bool = False
 
     def hiding(self, num_keys: int) -> LatentAttentionSpec:
         """The same, whose queries do not see the first keys."""
@@ -116,17 +119,25 @@ class LatentAttentionSpec(BlockSpec):
             linears = ((f"{_NAME}.q_b_proj", self.query_width),)
             queries = (LinearGroup("queries", linears, self.query_rank, inputs=InputsFrom.OTHER),)
         row = (f"{_NAME}.kv_a_proj_with_mqa", self.row_width)
-        expanded = ((_EXPANSION, self.num_heads * (self.key_dim + self.value_dim)),)
         output = ((f"{_NAME}.o_proj", self.hidden_size),)
         inner, other = self.num_heads * self.value_dim, InputsFrom.OTHER
         return (
             LinearGroup("latents", (*first, row), self.hidden_size, self.has_bias),
             *queries,
-            LinearGroup(
-                "heads", expanded, self.latent_rank, inputs=other, is_kept=True, is_dense=True
-            ),
+            *self._expansions,
             LinearGroup("output", output, inner, self.has_bias, inputs=other),
         )
+
+    @property
+    def _expansions(self) -> tuple[LinearGroup, ...]:
+        def by_head(name: str, width_out: int, width_in: int) -> LinearGroup:
+            rows, other = ((name, self.num_heads * width_out),), InputsFrom.OTHER
+            return LinearGroup("heads", rows, width_in, inputs=other, is_kept=True, is_dense=True)
+
+        if not self.is_split:
+            return (by_head(_EXPANSION, self.key_dim + self.value_dim, self.latent_rank),)
+        keys = by_head(_KEYS, self.latent_rank, self.key_dim)
+        return keys, by_head(_VALUES, self.value_dim, self.latent_rank)
 
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
@@ -166,24 +177,34 @@ class LatentAttentionSpec(BlockSpec):
         )
 
     def build(self, parts: Parts) -> LatentAttention:
-        first, *middle, _, output = self.products
+        first, *rest = self.products
+        middle, output = rest[: self.query_rank is not None], rest[-1]
         query_norm = None
         if middle:
             query_norm = _QUERY_NORM.with_weight(parts.vector(f"{_QUERY_NORM.name}.weight"))
         first_order, query_order = self._orders()
-        key_rows, value_rows = slice(0, self.key_dim), slice(self.key_dim, None)
+        keys, values = self._by_head(parts)
         return LatentAttention(
             self,
             parts.linear(*first.names, order=first_order),
             parts.linear(*middle[0].names, order=query_order) if middle else None,
-            parts.heads(_EXPANSION, self.num_heads, key_rows, is_transposed=True),
-            parts.heads(_EXPANSION, self.num_heads, value_rows),
+            keys,
+            values,
             parts.linear(*output.names),
             query_norm,
             _LATENT_NORM.with_weight(parts.vector(f"{_LATENT_NORM.name}.weight")),
             parts.rope(self.rope, self.rope_dim),
             parts.rope(NO_ROPE, self.row_width),
         )
+
+    def _by_head(self, parts: Parts) -> tuple[Projection, Projection]:
+        if self.is_split:
+            whole = slice(None)
+            keys = parts.heads(_KEYS, self.num_heads, whole)
+            return keys, parts.heads(_VALUES, self.num_heads, whole)
+        key_rows, value_rows = slice(0, self.key_dim), slice(self.key_dim, None)
+        keys = parts.heads(_EXPANSION, self.num_heads, key_rows, is_transposed=True)
+        return keys, parts.heads(_EXPANSION, self.num_heads, value_rows)
 
     def _orders(self) -> tuple[list[int] | None, list[int] | None]:
         """The rows of the checkpoint's first product, and those of its queries, with the rotated

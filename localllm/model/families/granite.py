@@ -27,6 +27,9 @@ _LOW, _HIGH = 0.0, 1e6
 _LINEAR = "linear_attention"
 _EXPERT = "block_sparse_moe.experts.{}."
 _EXPERT_NAMES = (f"{_EXPERT}gate_proj", f"{_EXPERT}up_proj", f"{_EXPERT}down_proj")
+_SHARED = ("shared_mlp.input_linear", "shared_mlp.output_linear")
+# Of GGUF files.
+_SHARED_PARTS = ("shared_mlp.gate_proj", "shared_mlp.up_proj", "shared_mlp.down_proj")
 
 
 def read_granite(fields: ConfigFields) -> Architecture:
@@ -44,7 +47,7 @@ def read_granite4(fields: ConfigFields) -> Architecture:
     fields.only("normalization_function", "rmsnorm")
     kinds = read_kinds(fields, (FULL, _LINEAR), lambda i: _LINEAR)
     inner_size = fields.integer("shared_intermediate_size", 1, 1 << 22)
-    names = ("shared_mlp.input_linear", "shared_mlp.output_linear")
+    names = _SHARED_PARTS if fields.flag("shared_mlp_is_split") else _SHARED
     shared = replace(read_gated_mlp(fields), inner_size=inner_size, names=names)
     has_experts = fields.integer("num_local_experts", 0, 1 << 16) > 0
     is_rotated = fields.get("position_embedding_type") == "rope"

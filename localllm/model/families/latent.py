@@ -43,4 +43,5 @@ def read_latent_attention(fields: ConfigFields, *, is_interleaved: bool) -> Late
         rope,
         scale,
         has_bias,
+        is_split=fields.flag("kv_b_is_split"),
     )

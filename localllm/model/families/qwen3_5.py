@@ -7,7 +7,13 @@ from dataclasses import replace
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.block import BlockSpec
-from localllm.model.blocks.delta_net import PARTS, WHOLE, DeltaNetNames, DeltaNetSpec
+from localllm.model.blocks.delta_net import (
+    PARTS,
+    WHOLE,
+    WHOLE_FACTORS,
+    DeltaNetNames,
+    DeltaNetSpec,
+)
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
@@ -43,7 +49,9 @@ def read_qwen3_next(fields: ConfigFields) -> Architecture:
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)
     kept = read_dense_layers(fields)
     is_dense = [i in kept or (i + 1) % every > 0 for i in range(fields.num_layers())]
-    return _read(fields, [mlp if each else experts for each in is_dense], WHOLE)
+    # As they are in GGUF files.
+    names = WHOLE_FACTORS if fields.flag("linear_inputs_are_split") else WHOLE
+    return _read(fields, [mlp if each else experts for each in is_dense], names)
 
 
 def _read(
@@ -52,7 +60,8 @@ def _read(
     """A decoder with the blocks of `seconds`, over the same input, after each layer's mixer."""
     eps = fields.eps()
     attention = _read_attention(fields, eps)
-    delta_net = replace(read_delta_net(fields, eps), names=names)
+    is_tiled = fields.flag("value_heads_are_tiled")  # of GGUF files
+    delta_net = replace(read_delta_net(fields, eps), names=names, is_tiled=is_tiled)
     norm = NormSpec(FINAL_NORM, eps, offset=1.0)
     layers = []
     for kind, blocks in zip(_kinds(fields), seconds, strict=True):

@@ -57,7 +57,7 @@ class CpuHead:
         assert join.embedding is not None
         assert join.hidden is not None
         assert isinstance(head.projection, CProduct)
-        assert isinstance(embedding.table, Tensor)
+        assert isinstance(embedding.table, torch.Tensor)
         self._scale = head.scale
         # One row for all positions of a rope that turns nothing, but C reads one for each.
         self._rope = rope.cos.contiguous(), rope.sin.contiguous()
@@ -87,7 +87,7 @@ class CpuHead:
             and all(norm and _rounded(norm.eps) == decoder.struct.eps for norm in norms)
             and not any(norm and norm.is_centred for norm in norms)
             and join.fusion is None
-            and isinstance(embedding.table, Tensor)
+            and isinstance(embedding.table, torch.Tensor)
             and embedding.table.dtype in (torch.float32, torch.bfloat16)
             and head.cap is None
         )

@@ -9,6 +9,7 @@ from localllm.files.gguf import GgufHeader, GgufValue
 from localllm.model.config_fields import OTHER_ENGINE
 
 ARCHITECTURE = "general.architecture"
+_MOST_LAYERS = 1024
 # What `general.type` calls the files that are no models, in words.
 _OTHER_TYPES = {
     "adapter": "an adapter (LoRA), which changes another model",
@@ -44,9 +45,23 @@ class GgufKeys:
             if key.startswith(beginning)
         }
         self._read = set[str]()
+        names = (each.split(".", 2) for each in header.tensors if each.startswith("blk."))
+        self._in_layers = {parts[2] for parts in names if len(parts) == 3}
 
     def __contains__(self, name: str) -> bool:
         return name in self._own
+
+    @property
+    def num_layers(self) -> int:
+        """The model's own layers, without those behind them that draft. Raises: as `integer`."""
+        count = self.integer("block_count") - self.integer("nextn_predict_layers", 0)
+        if not 1 <= count <= _MOST_LAYERS:
+            raise self.error(f"the file claims to have {count:,} layers")
+        return count
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether a layer has a tensor of that name."""
+        return name in self._in_layers
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number that is not negative. Raises: CheckpointError if it is none, or missing
@@ -58,11 +73,14 @@ class GgufKeys:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number. Raises: as `integer`."""
+        """A finite number: the shortest decimal one that is stored so, as 1e-6 is. Raises: as
+        `integer`.
+        """
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise self._wrong(name, "a finite number", value)
-        return float(value)
+        short = np.float32(value)
+        return float(str(short)) if float(short) == value else float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false. Raises: as `integer`."""
@@ -93,6 +111,18 @@ class GgufKeys:
             raise self._wrong(name, f"a list of {count} whole numbers", value)
         return found
 
+    def sizes(self, name: str, default: int | None = None) -> list[int]:
+        """The different values of a key of layers, from the smallest one on, without zeros: they
+        are those of layers that have no such part. Raises: as `integer`.
+        """
+        return sorted({*self.by_layer(name, self.num_layers, default)} - {0})
+
+    def skip_zeros(self, *names: str) -> None:
+        """Note keys that are 0, by which they say that there is no such thing."""
+        self._read |= {
+            name for name in names if type(self._own.get(name)) is int and not self._own[name]
+        }
+
     def skip(self, *names: str) -> None:
         """Note keys that say nothing here that others do not."""
         self._read |= {*names}
@@ -101,9 +131,9 @@ class GgufKeys:
         """Raises: UnsupportedModelError for a key that nobody has read."""
         unread = sorted(self._own.keys() - self._read)
         if unread:
+            name = brief(f"{self.architecture}.{unread[0]}")
             raise UnsupportedModelError(
-                f"key {self.architecture}.{brief(unread[0])} is not known, and may change what the "
-                "model computes",
+                f"key {name} is not known, and may change what the model computes",
                 where=self.where,
                 hint=OTHER_ENGINE,
             )

@@ -4,63 +4,70 @@ import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from localllm.files.gguf import MAGIC, GgufTensor, read_gguf
+from localllm.files.gguf import BLOCK_TYPES, MAGIC, BlockType, GgufTensor, read_gguf
 from localllm.files.model_file import open_model_file
-from localllm.model.gguf.families import USUAL, GgufFamily, family_of
+from localllm.model.gguf.families import family_of
+from localllm.model.gguf.family import GgufFamily
 from localllm.model.gguf.keys import GgufKeys
-from localllm.model.gguf.rope import FACTORS, LONG, SHORT
-from localllm.model.tensor_info import Part, TensorInfo
+from localllm.model.gguf.names import TOP, USUAL
+from localllm.model.gguf.rope import FACTORS, FREQUENCIES, LONG, SHORT
+from localllm.model.tensor_info import MAX_TENSORS, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 # What config_of has read.
 _OF_CONFIG = {FACTORS, SHORT, LONG}
-_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z0-9_]+)(\.weight|\.bias|\.scale)?")
+_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z0-9_.]+?)(\.weight|\.bias|\.scale)?")
+
+# What a reader of a tensor undoes: a norm's weight is stored plus 1; a decay as -exp of what the
+# checkpoint holds. Its logarithm is that again but for the last bit, and one formula in the engine
+# serves all files.
+Change = Literal["raised", "decay"]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufInfo(TensorInfo):
-    """A tensor of a GGUF file; `dtype`: the name of its type, `shape`: as torch has it, rows first.
+    """A tensor of a GGUF file, or rows of one; `dtype`: the name of its type, `shape`: as the
+    loader has it, rows first.
 
-    `stored`: where it lies; `is_raised`: it is stored plus 1.
+    `type`: how its values are stored; `start`: where its bytes begin; `change`: what to undo.
     """
 
-    stored: GgufTensor | None = None
-    is_raised: bool = False
+    type: BlockType = BLOCK_TYPES[0]
+    start: int = 0
+    change: Change | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its data, in blocks."""
-        assert self.stored is not None
-        parts = self.stored.shape[0] if self.part is not None else 1
-        return self.stored.num_bytes // parts
+        return prod(self.shape) // self.type.num_values * self.type.num_bytes
 
     def read(self, handle: "Tensor") -> "Tensor":
         """The tensor: of floats in its dtype, else uint8 [..., bytes of a row]; a view of `handle`,
-        see `open_gguf`.
+        see `open_gguf`, if nothing is undone.
         """
         import torch
 
-        assert self.stored is not None
-        first = self.stored.start + (self.part.index * self.num_bytes if self.part else 0)
-        raw = handle[first : first + self.num_bytes]
+        raw = handle[self.start : self.start + self.num_bytes]
         plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         if self.dtype not in plain:
             return raw.view(*self.shape[:-1], -1)
-        if first % plain[self.dtype].itemsize:
+        if self.start % plain[self.dtype].itemsize:
             raw = raw.clone()  # of a file without alignment
         values = raw.view(plain[self.dtype]).view(self.shape)
-        return values - 1 if self.is_raised else values
+        match self.change:
+            case "raised":
+                return values - 1
+            case "decay":
+                return values.neg().log()
+            case _:
+                return values
 
 
 def is_gguf(path: Path) -> bool:
@@ -72,8 +79,7 @@ def is_gguf(path: Path) -> bool:
 def read_gguf_infos(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a model, by the loader's names.
 
-    Raises: as `read_gguf` and GgufKeys; CheckpointError for a tensor that has no place in the
-    architecture.
+    Raises: as `read_gguf` and GgufKeys; CheckpointError for two tensors of one name.
     """
     header = read_gguf(path)
     keys = GgufKeys(header)
@@ -81,49 +87,85 @@ def read_gguf_infos(path: Path) -> dict[str, TensorInfo]:
     assert family is not None, "config_of comes first"
     found = dict[str, TensorInfo]()
     for tensor in header.tensors.values():
-        if tensor.name not in _OF_CONFIG:
-            for name, info in _infos(tensor, family):
-                found[name] = info
+        if tensor.name in _OF_CONFIG or FREQUENCIES.fullmatch(tensor.name):
+            continue
+        for name, info in _infos(tensor, family):
+            if name in found:
+                raise keys.error(f"tensors {found[name].name!r} and {tensor.name!r} are the same")
+            found[name] = info
+        if len(found) > MAX_TENSORS:
+            raise keys.error(f"it holds over {MAX_TENSORS:,} tensors")
     return found
 
 
 def _infos(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, GgufInfo]]:
     """A tensor by its own name; one of all experts as a tensor for each."""
-    name = own_name(tensor.name, family)
-    is_raised = family.has_raised_norms and tensor.name.endswith("norm.weight")
-    whole = GgufInfo(
-        tensor.name, tensor.file, tensor.type.name, tensor.shape, None, tensor, is_raised
-    )
-    if "{}" not in name:
-        yield name, whole
+    names = own_names(tensor.name, family)
+    own = _in_own_shape(tensor, _change_of(tensor.name, family))
+    if "{}" not in names[0] or len(own.shape) < 2 or own.shape[0] > MAX_TENSORS:
+        yield from zip(names, _rows(own, len(names)), strict=True)
         return
-    count, *shape = tensor.shape
+    for number, expert in enumerate(_rows(own, own.shape[0])):
+        # Without the dimension of experts, of which this holds one.
+        expert = replace(expert, shape=expert.shape[1:])
+        for name, part in zip(names, _rows(expert, len(names)), strict=True):
+            yield name.format(number), part
+
+
+def _rows(info: GgufInfo, count: int) -> Iterator[GgufInfo]:
+    """A tensor in `count` equal parts, one below the other; those of one that cannot be parted so
+    are refused for their shape.
+    """
+    first, *rest = info.shape
+    part = replace(info, shape=(first // count, *rest))
     for number in range(count):
-        part = Part(number, 0, 1, shape[0] if shape else 1, False)
-        yield (
-            name.format(number),
-            GgufInfo(tensor.name, tensor.file, tensor.type.name, tuple(shape), part, tensor),
-        )
+        yield replace(part, start=info.start + number * part.num_bytes)
 
 
-def own_name(name: str, family: GgufFamily) -> str:
-    """The loader's name of a tensor, with "{}" for the number of an expert; the same name if it has
-    no place, to be refused when the others are checked.
+def _change_of(name: str, family: GgufFamily) -> Change | None:
+    if name.endswith(".ssm_a"):
+        return "decay"
+    is_norm = name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
+    return "raised" if family.has_raised_norms and is_norm else None
+
+
+def _in_own_shape(tensor: GgufTensor, change: Change | None) -> GgufInfo:
+    """A tensor in the shape that checkpoints have: the converter leaves out or adds dimensions."""
+    shape, kind = tensor.shape, tensor.name.split(".", 2)[-1]
+    if kind in ("ssm_conv1d.weight", "shortconv.conv.weight") and len(shape) == 2:
+        shape = shape[0], 1, shape[1]
+    elif kind in ("ssm_a", "ssm_d", "ssm_norm.weight"):
+        shape = (prod(shape),)
+    elif kind == "ffn_gate_inp_shexp.weight" and len(shape) == 1:
+        shape = 1, shape[0]
+    elif kind in ("attn_k_b.weight", "attn_v_b.weight") and len(shape) == 3:
+        shape = shape[0] * shape[1], shape[2]
+    return GgufInfo(
+        tensor.name, tensor.file, tensor.type.name, shape, None, tensor.type, tensor.start, change
+    )
+
+
+def own_names(name: str, family: GgufFamily) -> tuple[str, ...]:
+    """The loader's names of a tensor or of its parts, with "{}" for the number of an expert; the
+    same name if it has no place, to be refused when the others are checked.
     """
     base, dot, ending = name.rpartition(".")
-    if base in _TOP:
-        return f"{_TOP[base]}{dot}{ending}"
+    top = family.top.get(base) or TOP.get(base)
+    if top is not None:
+        return (f"{top}{dot}{ending}",)
     found = _LAYER.fullmatch(name)
     if found is None:
-        return name
+        return (name,)
     layer, kind, ending = found[1], found[2], found[3] or ""
     own = family.names.get(f"{kind}{ending}")
     if own is None:
-        inner = family.names.get(kind) or USUAL.get(kind)
+        own, inner = (), family.names.get(kind) or USUAL.get(kind)
         if inner is None:
-            return name
-        own = inner + ending
-    return f"model.layers.{layer}.{own}"
+            return (name,)
+        own = tuple(f"{each}{ending}" for each in ((inner,) if isinstance(inner, str) else inner))
+    return tuple(
+        f"model.layers.{layer}.{each}" for each in ((own,) if isinstance(own, str) else own)
+    )
 
 
 @contextmanager
