@@ -26,9 +26,11 @@ class Embedding:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, table: Tensor, scale: float, row_dtype: torch.dtype) -> "Embedding":
+    def of(
+        cls, table: Tensor, scale: float, row_dtype: torch.dtype, dtype: torch.dtype
+    ) -> "Embedding":
         """With the factor `scale` before it is rounded."""
-        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype, table.dtype)
+        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype, dtype)
 
     @property
     def device(self) -> torch.device:
@@ -39,7 +41,7 @@ class Embedding:
         """The same table with another factor before it is rounded."""
         if isinstance(self.table, BlockWeight):
             return replace(self, scale=scale)
-        return Embedding.of(self.table, scale, self.row_dtype)
+        return Embedding.of(self.table, scale, self.row_dtype, self.dtype)
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """`input_ids`: int64 [...] -> [..., hidden]."""

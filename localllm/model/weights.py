@@ -17,6 +17,7 @@ from localllm.model.blocks.block import Parts
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.choose import fuse_head, fuse_layers
+from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.join import (
     BACK,
     CLUSTER_TOKENS,
@@ -76,6 +77,13 @@ class WeightSource(Protocol):
     def place(self, name: str) -> tuple[str, str]:
         """That tensor's name where it comes from, and where that is, for messages."""
 
+    @property
+    def keeps_floats(self) -> bool:
+        """Whether plain tensors stay as they are stored where the library multiplies with them so,
+        whatever the model computes in: files that hold several types mean each of them.
+        """
+        return False
+
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
 
@@ -114,6 +122,10 @@ class CheckpointWeights(WeightSource):
     def place(self, name: str) -> tuple[str, str]:
         info = self.weights.plain[name]
         return info.name, str(info.file)
+
+    @property
+    def keeps_floats(self) -> bool:
+        return any(isinstance(info, GgufInfo) for info in self.weights.plain.values())
 
     def has_quantized(self, linear: str) -> bool:
         return linear in self.weights.quantized
@@ -330,6 +342,7 @@ class WeightReader(Parts):
         # Kinds of weights that are dequantized for each product.
         self.without_kernel = set[str]()
         self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
+        self._keeps_floats = self._has_wide_rows and source.keeps_floats
         self._row_unit = ops.traits.row_unit
         # Of a layer: what its names begin with, and the rotations.
         self._prefix, self._ropes = "", RopeTables(0, device)
@@ -357,8 +370,15 @@ class WeightReader(Parts):
 
     def vector(self, *names: str) -> Tensor:
         """Like `read`, for vectors added or multiplied elementwise; in the dtype of the rows."""
-        values = self.read(*names)
+        values = self.read(*names, dtype=self._kept_dtype(names))
         return values.float() if self._has_wide_rows else values
+
+    def _kept_dtype(self, names: Sequence[str]) -> torch.dtype:
+        """What plain tensors are read in: the model's dtype, or their own where that is kept."""
+        if not self._keeps_floats or self._dtype == torch.float32:
+            return self._dtype
+        kinds = {self._source.plain(self._prefix + name).dtype for name in names}
+        return kinds.pop() if len(kinds) == 1 else torch.float32
 
     def exact_vector(self, name: str) -> Tensor:
         return self.read(name, dtype=torch.float32)
@@ -380,7 +400,8 @@ class WeightReader(Parts):
         quantized = [name for name in names if self._source.has_quantized(self._prefix + name)]
         if not quantized:
             biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
-            weight = self.read(*(f"{name}.weight" for name in names))
+            weights = [f"{name}.weight" for name in names]
+            weight = self.read(*weights, dtype=self._kept_dtype(weights))
             bias = self.vector(*biases) if biases else None
             if rows is not None:
                 weight, bias = weight[rows], None if bias is None else bias[rows]
@@ -465,7 +486,8 @@ class WeightReader(Parts):
             stored = self._source.quantized(linear, self._device)
             if isinstance(stored, BlockWeight):
                 return Embedding(stored, scale, row_dtype, self._dtype)
-        return Embedding.of(self.read(name), scale, row_dtype)
+        table = self.read(name, dtype=self._kept_dtype([name]))
+        return Embedding.of(table, scale, row_dtype, self._dtype)
 
     def head(self, architecture: Architecture, embedding: Embedding) -> Head:
         """The output head; the embedding table if there is no separate head."""

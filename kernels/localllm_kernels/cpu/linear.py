@@ -28,6 +28,11 @@ from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, 
 from localllm_kernels.pointwise.gate import GateKind
 
 _INT8_GROUPS = (128, 64, 32, 16)
+_VALUES = {
+    torch.float32: value("VALUES_FLOAT32"),
+    torch.bfloat16: value("VALUES_BFLOAT16"),
+    torch.float16: value("VALUES_FLOAT16"),
+}
 
 
 def num_lanes(library: ctypes.CDLL) -> int:
@@ -44,7 +49,8 @@ class CpuLinears(Linears):
         self._lanes = num_lanes(library)
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
-        """`weight`: float32 or bfloat16 [out, in]; `bias`: float32.
+        """`weight`: float32, bfloat16 or float16 [out, in], of which only bfloat16 is multiplied as
+        such, the others in float32; `bias`: float32.
 
         A float32 weight that bfloat16 holds exactly, as when a bfloat16 checkpoint is computed in
         float32, is kept in bfloat16: half the bytes to read, and the same products.
@@ -52,11 +58,10 @@ class CpuLinears(Linears):
         kind = "FLOAT32"
         if weight.dtype == torch.bfloat16:
             kind = "BFLOAT16"
-        elif torch.equal((half := weight.bfloat16()).float(), weight):
-            weight = half
-        struct = FloatWeight(
-            weight.data_ptr(), pointer(bias), *weight.shape, weight.dtype == torch.bfloat16
-        )
+        elif weight.dtype == torch.float32:
+            half = weight.bfloat16()
+            weight = half if torch.equal(half.float(), weight) else weight
+        struct = FloatWeight(weight.data_ptr(), pointer(bias), *weight.shape, _VALUES[weight.dtype])
         return self._product(kind, struct, (weight, bias))
 
     def packed(

@@ -22,11 +22,12 @@ typedef struct {
   int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
 } IntegerWeight;
 
+enum { VALUES_FLOAT32, VALUES_BFLOAT16, VALUES_FLOAT16 };
 typedef struct {
-  const void *values; /* [out, in], float32 or bfloat16 */
+  const void *values; /* [out, in] */
   const float *bias;  /* [out], or NULL */
   int64_t width_out, width_in;
-  int64_t is_bfloat16;
+  int64_t values_kind; /* a VALUES_ */
 } FloatWeight;
 
 /* The functions of a gate, see gate.py. */
