@@ -73,6 +73,7 @@ BLOCK_TYPES = {
     41: BlockType("Q1_0", 128, 18),
     42: BlockType("Q2_0", 64, 18),
 }
+EIGHT_BITS = BLOCK_TYPES[8]
 # Q4_0 and IQ4_NL in the order of one processor's registers, as files of late 2024 had them.
 _WITHDRAWN = (4, 5, 31, 32, 33, 36, 37, 38)
 

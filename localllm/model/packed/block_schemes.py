@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from localllm.files.gguf import BLOCK_TYPES, BlockType
+from localllm.files.gguf import BLOCK_TYPES, EIGHT_BITS, BlockType
+from localllm.model.packed.blocks import BlockWeight, to_eight_bits
 from localllm.model.packed.scheme import Scheme, StoredTensor, check_multiple
 from localllm_kernels.compiling.traits import WeightLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from localllm.model.packed.blocks import BlockWeight
 
 
 # Types without a product of their own: those of less than four bits with grids, and ternary ones.
@@ -21,7 +20,6 @@ KEPT_IN_EIGHT_BITS = frozenset(
         *("TQ1_0", "TQ2_0"),
     )
 )
-[EIGHT_BITS] = [block for block in BLOCK_TYPES.values() if block.name == "Q8_0"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +50,13 @@ class Blocks(Scheme):
     def layout(self, width_in: int) -> WeightLayout:
         return WeightLayout(self.resident_type.name, width_in, 32)
 
-    def read(self, tensors: "Mapping[str, Tensor]") -> "BlockWeight":
-        from localllm.model.packed.blocks import BlockWeight, to_eight_bits
-
+    def read(self, tensors: "Mapping[str, Tensor]") -> BlockWeight:
         codes, kept = tensors["weight"], self.resident_type
         if kept is not self.type:
             codes = to_eight_bits(self.type, codes)
         return BlockWeight.of(kept, codes)
 
-    def write(self, weight: "BlockWeight") -> "dict[str, Tensor]":
+    def write(self, weight: BlockWeight) -> "dict[str, Tensor]":
         return {"weight": weight.codes}
 
 

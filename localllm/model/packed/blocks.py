@@ -7,8 +7,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from localllm.files.gguf import BlockType
-from localllm.model.packed.block_schemes import EIGHT_BITS
+from localllm.files.gguf import EIGHT_BITS, BlockType
 from localllm.model.packed.gguf_blocks import dequantize_blocks
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.compiling.traits import WeightLayout
