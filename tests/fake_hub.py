@@ -207,12 +207,14 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
                 piece = body[at : min(at + (1 << 16), end)]
                 if fault is not None and fault.pause_s:
                     time.sleep(fault.pause_s)
+                # Counted first: whoever has received the last piece looks at once.
+                hub.sent_bytes[name] += len(piece)
                 try:
                     self.wfile.write(piece)
                 except OSError:
+                    hub.sent_bytes[name] -= len(piece)
                     self.close_connection = True
                     return
-                hub.sent_bytes[name] += len(piece)
             if fault is not None and (fault.cut_at is not None or fault.length):
                 self.wfile.flush()
                 self.close_connection = True
