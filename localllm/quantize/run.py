@@ -27,9 +27,10 @@ from localllm.model.packed.int8 import Int8Weight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
-from localllm.model.weight_files import fingerprint
+from localllm.model.weight_files import GGUF_NAME, fingerprint
 from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
+from localllm.quantize.gguf_source import PAIRED
 from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
     exact_vectors,
@@ -62,7 +63,7 @@ _COPIED = (
     *("*.json", "*.jinja", f"{template_files.FOLDER}/*.jinja"),
     *("*.model", "*.txt", "LICENSE*", "NOTICE*"),
 )
-_NOT_COPIED = ("config.json", "model.safetensors.index.json", "localllm_quant.json")
+_NOT_COPIED = ("config.json", "model.safetensors.index.json", "localllm_quant.json", GGUF_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +369,8 @@ class _Job:
         skipped += [] if self._recipe.int8_head else [HEAD]
         if self._source.head is not None:
             skipped += self._kept_of_head(self._source.head)
+        if (raw.get("quantization_config") or {}).get("quant_method") == "gguf":
+            raw.pop(PAIRED, None)
         raw["quantization_config"] = self._recipe.quantization_config(skipped)
         if self._recipe.int8_head:
             raw["tie_word_embeddings"] = False

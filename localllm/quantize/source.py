@@ -7,6 +7,7 @@ from pathlib import Path
 from localllm.drafting.head_source import find_head
 from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, UnsupportedModelError
+from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.hub.download import fetch_model
@@ -14,9 +15,10 @@ from localllm.model.architecture import EMBEDDING, HEAD, Architecture
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
 from localllm.model.packed.scheme import SCALE_DTYPES
-from localllm.model.tensor_info import ITEM_BYTES
+from localllm.model.tensor_info import ITEM_BYTES, TensorInfo
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
+from localllm.quantize.gguf_source import is_gguf_source, read_gguf_source
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
 
 
@@ -34,6 +36,9 @@ class CheckedFolder:
         """Check the checkpoint in `folder`. Raises: CheckpointError."""
         architecture = read_architecture(folder)
         files = find_weight_files(folder)
+        if is_gguf_source(architecture):
+            config = read_json_object(folder / "config.json")
+            return cls(folder, *read_gguf_source(architecture, files, config))
         weights = check_weights(files, architecture)
         return cls(
             folder, architecture, weights, find_head(files, architecture, SpeculationConfig())
@@ -132,7 +137,7 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
         if name in linears:
             total += _stored_bytes(source, recipe, linears[name])
         elif name != f"{HEAD}.weight" or not recipe.int8_head:
-            total += info.num_bytes
+            total += written_bytes(info)
     if recipe.int8_head:
         architecture = source.architecture
         shape = architecture.vocab_size, architecture.hidden_size
@@ -156,7 +161,7 @@ class Kept:
         found = (source.weights.plain.get(name) for name in names)
         architecture = source.architecture
         return cls(
-            sum(info.num_bytes for info in found if info is not None),
+            sum(written_bytes(info) for info in found if info is not None),
             architecture.dtype,
             architecture.tie_word_embeddings,
             recipe.int8_head,
@@ -178,6 +183,11 @@ class Kept:
             f"{size} are the embedding and the head in {self.dtype}: {why}, and the head costs "
             "most in quality; --head int8 halves the head"
         )
+
+
+def written_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor that stays as it is; blocks of GGUF are written in 16 bits."""
+    return info.num_bytes if info.dtype in ITEM_BYTES else 2 * prod(info.shape)
 
 
 def _stored_bytes(source: CheckedFolder, recipe: Recipe, shape: tuple[int, int]) -> int:

@@ -27,8 +27,9 @@ _LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z0-9_.]+?)(\.weight|\.bias|\.scale)?")
 
 # What a reader of a tensor undoes: a norm's weight is stored plus 1; a decay as -exp of what the
 # checkpoint holds. Its logarithm is that again but for the last bit, and one formula in the engine
-# serves all files.
-Change = Literal["raised", "decay"]
+# serves all files. "paired": in each head of queries and keys, values that turn together stand side
+# by side; the loader takes them so, and `quantize` writes them as checkpoints do.
+Change = Literal["raised", "decay", "paired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,14 @@ class GgufInfo(TensorInfo):
     """A tensor of a GGUF file, or rows of one; `dtype`: the name of its type, `shape`: as the
     loader has it, rows first.
 
-    `type`: how its values are stored; `start`: where its bytes begin; `change`: what to undo.
+    `type`: how its values are stored; `start`: where its bytes begin; `change`: what to undo;
+    `head_dim`: rows of a head, of a "paired" one.
     """
 
     type: BlockType = BLOCK_TYPES[0]
     start: int = 0
     change: Change | None = None
+    head_dim: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -52,6 +55,19 @@ class GgufInfo(TensorInfo):
         """The tensor: of floats in its dtype, else uint8 [..., bytes of a row]; a view of `handle`,
         see `open_gguf`, if nothing is undone.
         """
+        values = self._stored(handle)
+        match self.change:
+            case "raised":
+                return values - 1
+            case "decay":
+                return values.neg().log()
+            case "paired":
+                pairs = values.view(-1, self.head_dim // 2, 2, *values.shape[1:])
+                return pairs.transpose(1, 2).reshape(values.shape)
+            case _:
+                return values
+
+    def _stored(self, handle: "Tensor") -> "Tensor":
         import torch
 
         raw = handle[self.start : self.start + self.num_bytes]
@@ -60,14 +76,7 @@ class GgufInfo(TensorInfo):
             return raw.view(*self.shape[:-1], -1)
         if self.start % plain[self.dtype].itemsize:
             raw = raw.clone()  # of a file without alignment
-        values = raw.view(plain[self.dtype]).view(self.shape)
-        match self.change:
-            case "raised":
-                return values - 1
-            case "decay":
-                return values.neg().log()
-            case _:
-                return values
+        return raw.view(plain[self.dtype]).view(self.shape)
 
 
 def is_gguf(path: Path) -> bool:
