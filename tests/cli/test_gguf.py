@@ -1,0 +1,35 @@
+"""GGUF files on the command line, by their path."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pocket_gguf import write_pocket
+
+Localllm = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pocket(tmp_path_factory.mktemp("gguf") / "pocket-Q8_0.gguf", "Q8_0")
+
+
+def test_a_file_answers_and_is_described(file: Path, localllm: Localllm) -> None:
+    words = ("What is the KV cache?", "-n", "12", "--keepalive", "0", "--temperature", "0")
+    for command, expected in (
+        (("chat", str(file), *words), "cache"),
+        (("show", str(file)), "Q8_0"),
+        (("plan", str(file)), "it fits"),
+    ):
+        found = localllm(*command)
+        assert found.code == 0, found.err
+        assert expected in found.out
+
+
+def test_a_file_that_is_cut_short_says_so(file: Path, tmp_path: Path, localllm: Localllm) -> None:
+    short = tmp_path / "short.gguf"
+    short.write_bytes(file.read_bytes()[:-1000])
+    found = localllm("chat", str(short), "Hi.", "--keepalive", "0")
+    assert found.code == 7
+    assert "cut short" in found.err
