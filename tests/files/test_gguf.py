@@ -224,7 +224,9 @@ def mutate(whole: bytes, seed: int) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(2000), marks=pytest.mark.hostile)])
+@pytest.mark.parametrize(
+    "seeds", [range(200), pytest.param(range(2000), marks=pytest.mark.hostile)]
+)
 def test_a_mutated_header_is_read_or_refused(tmp_path: Path, seeds: range) -> None:
     write(tmp_path / "model.gguf", ARRAYS)
     whole, path = (tmp_path / "model.gguf").read_bytes(), tmp_path / "other.gguf"
