@@ -46,7 +46,7 @@ def test_kernels_take_as_many_instructions_as_stand_for_them(tmp_path: Path) -> 
     lines = outcome.stdout.splitlines()
     assert outcome.returncode == 0, [line for line in lines if "FAILED" in line] or outcome.stderr
     counted = {line.partition(".")[0] for line in lines}
-    assert counted == {each for each, _ in all_specs()}
+    assert counted == {name for name, spec in all_specs() if spec.work}
 
 
 def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> None:
