@@ -431,8 +431,8 @@ def test_all_instruction_sets_give_the_same_bits(
             CodedWeight("int8", int8_codes, scales[:, :1]),
         )
         blocks = [each.coded() for each in in_blocks]
-        products = (linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks))
-        found.append(torch.cat([product(x) for product in products]))
+        products = [linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks)]
+        found.append(torch.cat([product(rows) for product in products for rows in (x, x[:1])]))
     # With fused products or without; the integers are the same.
     torch.testing.assert_close(found[1], found[0], atol=0, rtol=1e-5)
     torch.testing.assert_close(found[2], found[0], atol=0, rtol=1e-5)

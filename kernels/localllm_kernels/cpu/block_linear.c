@@ -8,7 +8,6 @@
  * any order; what follows is in floats, group by group, so a row has the same bits in any batch. */
 
 #include "block_unpack.h"
-#include "integer_dots.h"
 
 #define TILE 8             /* rows that share a pass over the codes */
 #define PANEL_BYTES 262144 /* rounded rows that stay in the second-level cache */
@@ -114,15 +113,14 @@ typedef struct {
   f32v scales[CHUNK / 16], offsets[CHUNK / 16];
 } Chunk;
 
-static void unpack_chunk(int64_t type, const BlockLanes *lanes, int64_t first, int64_t inputs,
+INLINE void unpack_chunk(int64_t type, const BlockLanes *lanes, int64_t first, int64_t inputs,
                          Chunk *c) {
-#define CASE(type) case type: unpack_blocks(type, lanes, first, inputs, c->codes, c->scales, c->offsets); break;
-  switch (type) {
-    CASE(BLOCK_Q4_0) CASE(BLOCK_Q4_1) CASE(BLOCK_Q5_0) CASE(BLOCK_Q5_1) CASE(BLOCK_Q8_0)
-    CASE(BLOCK_Q2_K) CASE(BLOCK_Q3_K) CASE(BLOCK_Q4_K) CASE(BLOCK_Q5_K) CASE(BLOCK_Q6_K)
-    CASE(BLOCK_IQ4_NL) CASE(BLOCK_IQ4_XS) CASE(BLOCK_MXFP4)
+  const BlockForm form = block_form(type);
+  for (int64_t i = 0; i < inputs / form.values; i++) {
+    const Sink to = {.codes = c->codes + form.values / 4 * i};
+    const int64_t group = form.values / form.group * i;
+    unpack_block(type, lanes, (first + i) * form.bytes, &to, c->scales + group, c->offsets + group);
   }
-#undef CASE
 }
 
 /* Adds the products of `inputs` inputs to `rows` rows of y; callers pass the rows, the group, and what
@@ -165,6 +163,33 @@ INLINE void multiply_chunk(const Panel *p, const Chunk *c, int64_t inputs, const
   for (int r = 0; r < rows; r++) store_outputs(p, y + r * width_out, total[r]);
 }
 
+/* All products of one row of x, without a place for the codes; bit for bit what multiply_chunk gives. */
+INLINE f32v multiply_row(int64_t type, const Panel *p, const BlockLanes *lanes,
+                         const RoundedRows *x) {
+  const BlockForm form = block_form(type);
+  const int bits = form.middle == 128 ? 8 : 4, parts = form.group / ROUNDED;
+  const int middle = is_signed(bits) ? 0 : form.middle;
+  f32v total = splat(0.0f);
+  for (int64_t start = 0; start < p->weight->width_in; start += form.values) {
+    const int64_t at = start / ROUNDED;
+    i32v sums[256 / ROUNDED];
+    f32v scales[256 / 16], offsets[256 / 16];
+    const Sink to = {NULL, sums, x->words + start / 4, x->sums + at, middle, bits};
+    unpack_block(type, lanes, start / form.values * form.bytes, &to, scales, offsets);
+    for (int g = 0; g < form.values / form.group; g++) {
+      f32v both = splat(0.0f);
+      float of_inputs = 0.0f;
+      for (int i = g * parts; i < (g + 1) * parts; i++) {
+        both = fmav(__builtin_convertvector(sums[i], f32v), splat(x->scales[at + i]), both);
+        if (form.has_offsets) of_inputs += x->values[at + i];
+      }
+      total = fmav(both, scales[g], total);
+      if (form.has_offsets) total = fmav(offsets[g], splat(of_inputs), total);
+    }
+  }
+  return total;
+}
+
 static void multiply_tile(const Panel *p, const Chunk *c, int64_t inputs, const RoundedRows *x,
                           float *y, int64_t rows, int is_first, const BlockForm *form) {
   const int middle = form->middle;
@@ -188,27 +213,44 @@ static void multiply_tile(const Panel *p, const Chunk *c, int64_t inputs, const 
 #undef ROWS
 }
 
-void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, float *y,
-                           int64_t rows) {
-  const Panel p = find_panel(w, number);
-  const BlockForm form = block_form(p.part->type);
-  BlockLanes lanes = {.next = p.part->rows + (p.first + LANES) * p.part->row_bytes};
-  for (int lane = 0; lane < LANES; lane++) {
-    const int64_t row = p.first + (lane < p.count ? lane : p.count - 1);
-    lanes.row[lane] = p.part->rows + row * p.part->row_bytes;
+INLINE void multiply_panel(int64_t type, const Panel *p, const BlockLanes *lanes, char *memory,
+                           float *y, int64_t rows) {
+  const BlockWeight *w = p->weight;
+  if (rows == 1) {
+    const RoundedRows x = rounded_rows(memory, 1, w->width_in);
+    store_outputs(p, y, multiply_row(type, p, lanes, &x));
+    return;
   }
+  const BlockForm form = block_form(type);
   Chunk chunk;
   for (int64_t start = 0; start < w->width_in; start += CHUNK) {
     const int64_t left = w->width_in - start, inputs = left < CHUNK ? left : CHUNK;
-    unpack_chunk(p.part->type, &lanes, start / form.values, inputs, &chunk);
+    unpack_chunk(type, lanes, start / form.values, inputs, &chunk);
     for (int64_t first = 0; first < rows; first += TILE) {
       const int64_t count = rows - first < TILE ? rows - first : TILE;
       RoundedRows x = rounded_rows(memory + first * blocks_row_bytes(w), count, w->width_in);
       const int64_t at = start / ROUNDED * count;
       x.words += start / 4 * count, x.sums += at, x.scales += at, x.values += at;
-      multiply_tile(&p, &chunk, inputs, &x, y + first * w->width_out, count, start == 0, &form);
+      multiply_tile(p, &chunk, inputs, &x, y + first * w->width_out, count, start == 0, &form);
     }
   }
+}
+
+void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, float *y,
+                           int64_t rows) {
+  const Panel p = find_panel(w, number);
+  BlockLanes lanes = {.next = p.part->rows + (p.first + LANES) * p.part->row_bytes};
+  for (int lane = 0; lane < LANES; lane++) {
+    const int64_t row = p.first + (lane < p.count ? lane : p.count - 1);
+    lanes.row[lane] = p.part->rows + row * p.part->row_bytes;
+  }
+#define CASE(type) case type: multiply_panel(type, &p, &lanes, memory, y, rows); break;
+  switch (p.part->type) {
+    CASE(BLOCK_Q4_0) CASE(BLOCK_Q4_1) CASE(BLOCK_Q5_0) CASE(BLOCK_Q5_1) CASE(BLOCK_Q8_0)
+    CASE(BLOCK_Q2_K) CASE(BLOCK_Q3_K) CASE(BLOCK_Q4_K) CASE(BLOCK_Q5_K) CASE(BLOCK_Q6_K)
+    CASE(BLOCK_IQ4_NL) CASE(BLOCK_IQ4_XS) CASE(BLOCK_MXFP4)
+  }
+#undef CASE
   if (!w->bias) return;
   for (int64_t r = 0; r < rows; r++) {
     float *own = y + r * w->width_out;

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "integer_dots.h"
 #include "operators.h"
 
 /* What a type's codes stand for: (code - middle) * scale + offset. A type has a middle or offsets. */
@@ -39,7 +40,8 @@ typedef struct {
   const uint8_t *row[LANES], *next;
 } BlockLanes;
 
-/* A block's share of the next rows: processors do not look ahead in LANES rows at once. */
+/* The share of the next rows that stands for `bytes` of each of these rows from byte `at` on:
+ * processors do not look ahead in LANES rows at once. */
 INLINE void prefetch_next(const BlockLanes *b, int64_t at, int64_t bytes) {
   for (int64_t line = 0; line < LANES * bytes; line += 64)
     __builtin_prefetch(b->next + LANES * at + line, 0, 2);
@@ -47,6 +49,7 @@ INLINE void prefetch_next(const BlockLanes *b, int64_t at, int64_t bytes) {
 
 /* Sixteen bytes of each row, from byte `at` on: four vectors of words. */
 INLINE void load_words(const BlockLanes *b, int64_t at, u8x4v *words) {
+  prefetch_next(b, at, 16);
 #if defined(__AVX512F__)
 #define QUARTER(i) _mm_loadu_si128((const __m128i *)(b->row[i] + at))
   __m512i z[4];
@@ -76,11 +79,31 @@ INLINE void load_words(const BlockLanes *b, int64_t at, u8x4v *words) {
 #endif
 }
 
-/* Bits of bytes, from bit `from` on; compilers know no shifts of bytes. */
-INLINE u8x4v bits_from(u8x4v codes, int from, int mask) {
-  return (u8x4v)((u32v)codes >> from & 0x01010101u * (uint32_t)mask);
+/* Four bytes of each row: a third of the work of load_words. */
+INLINE u32v load_word(const BlockLanes *b, int64_t at) {
+  prefetch_next(b, at, 4);
+  int32_t word[LANES];
+  for (int lane = 0; lane < LANES; lane++) memcpy(&word[lane], b->row[lane] + at, 4);
+#define QUARTER(i) _mm_setr_epi32(word[i], word[i + 1], word[i + 2], word[i + 3])
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_inserti32x4(_mm512_castsi128_si512(QUARTER(0)), QUARTER(4), 1);
+  return (u32v)_mm512_inserti32x4(_mm512_inserti32x4(low, QUARTER(8), 2), QUARTER(12), 3);
+#elif defined(__AVX2__) && LANES == 8
+  return (u32v)_mm256_set_m128i(QUARTER(4), QUARTER(0));
+#else
+  u32v words;
+  memcpy(&words, word, sizeof words);
+  return words;
+#endif
+#undef QUARTER
 }
-INLINE u8x4v bits_up(u8x4v codes, int by) { return (u8x4v)((u32v)codes << by); }
+
+/* Bits of bytes, from bit `from` on, moved to bit `to`; compilers know no shifts of bytes. */
+INLINE u8x4v move_bits(u8x4v codes, int from, int to, int mask) {
+  const u32v moved = from < to ? (u32v)codes << (to - from) : (u32v)codes >> (from - to);
+  return (u8x4v)(moved & (0x01010101u * (uint32_t)mask) << to);
+}
+INLINE u8x4v bits_from(u8x4v codes, int from, int mask) { return move_bits(codes, from, 0, mask); }
 
 /* The half in the lower 16 bits of each lane. */
 INLINE f32v half_of(u32v word) {
@@ -95,19 +118,26 @@ INLINE f32v to_signed_floats(u32v whole, int middle) {
   return __builtin_convertvector((i32v)whole - middle, f32v);
 }
 
-/* The codes of 16 bytes: low halves, then high halves. */
-INLINE void unpack_halves(const BlockLanes *b, int64_t at, u8x4v *codes) {
-  u8x4v words[4];
-  load_words(b, at, words);
-  for (int i = 0; i < 4; i++) codes[i] = words[i] & 15, codes[4 + i] = bits_from(words[i], 4, 15);
-}
+/* Where the codes of 16 values go: to memory, or, for one row of inputs, into the integer sum of their
+ * products while they are in registers. */
+typedef struct {
+  u8x4v *codes; /* or NULL */
+  i32v *sums;
+  const int32_t *inputs, *input_sums; /* four in a word, and the sums of 16 */
+  int middle, bits;                   /* of the codes; a middle is left out where codes are signed */
+} Sink;
 
-/* Sixteen times the fifth bits of 32 values, added to their codes. */
-INLINE void add_fifth_bits(u32v bits, u8x4v *codes) {
-  for (int i = 0; i < 8; i++) {
-    const u32v four = bits >> (4 * i) & 15;
-    codes[i] |= (u8x4v)((four | four << 7 | four << 14 | four << 21) << 4 & 0x10101010u);
+INLINE void put(const Sink *to, int place, const u8x4v *codes) {
+  if (to->codes) {
+    for (int i = 0; i < 4; i++) to->codes[4 * place + i] = codes[i];
+    return;
   }
+  i32v sum = {0};
+  if (to->middle) sum -= to->middle * to->input_sums[place];
+  for (int i = 0; i < 4; i++)
+    sum = dot4(sum, is_signed(to->bits) ? codes[i] ^ 128 : codes[i], to->inputs[4 * place + i],
+               to->bits);
+  to->sums[place] = sum;
 }
 
 /* Values of codes of four bits, from a table of bytes. */
@@ -128,33 +158,58 @@ static const uint8_t iq4_values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                        129, 141, 153, 166, 181, 197, 217, 241};
 static const uint8_t float4_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-INLINE void unpack_small(int64_t type, const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scale,
+/* The codes of 16 bytes: the low halves, for `place`, and the high ones. */
+INLINE void put_halves(const BlockLanes *b, int64_t at, const Sink *to, int place, int next) {
+  u8x4v words[4], high[4];
+  load_words(b, at, words);
+  for (int i = 0; i < 4; i++) high[i] = bits_from(words[i], 4, 15), words[i] &= 15;
+  put(to, place, words), put(to, next, high);
+}
+
+/* put_halves of codes for which a table has values. */
+INLINE void put_values(const BlockLanes *b, int64_t at, const Sink *to, int place,
+                       const uint8_t *table) {
+  u8x4v words[4], high[4];
+  load_words(b, at, words);
+  for (int i = 0; i < 4; i++) {
+    high[i] = look_up(bits_from(words[i], 4, 15), table);
+    words[i] = look_up(words[i] & 15, table);
+  }
+  put(to, place, words), put(to, place + 1, high);
+}
+
+/* put_halves of codes that have a fifth bit each, in `bits`. */
+INLINE void put_fives(const BlockLanes *b, int64_t at, const Sink *to, u32v bits) {
+  u8x4v words[4], codes[8];
+  load_words(b, at, words);
+  for (int i = 0; i < 8; i++) {
+    const u8x4v eight = (u8x4v)((bits >> (8 * (i / 2)) & 255) * 0x01010101u);
+    const u8x4v own = (u8x4v)((u32v){0} + (i % 2 ? 0x80402010u : 0x08040201u));
+    const u8x4v fifth = (u8x4v)((eight & own) == own) & 16;
+    codes[i] = fifth | (i < 4 ? words[i] & 15 : bits_from(words[i - 4], 4, 15));
+  }
+  put(to, 0, codes), put(to, 1, codes + 4);
+}
+
+INLINE void unpack_small(int64_t type, const BlockLanes *b, int64_t at, const Sink *to, f32v *scale,
                          f32v *offset) {
-  u8x4v head[4];
-  load_words(b, at, head);
-  const u32v first = (u32v)head[0];
+  const u32v first = load_word(b, at);
+  u8x4v words[4];
   switch (type) {
-    case BLOCK_Q4_0: unpack_halves(b, at + 2, codes); break;
-    case BLOCK_Q4_1: unpack_halves(b, at + 4, codes); break;
-    case BLOCK_Q5_0:
-      unpack_halves(b, at + 6, codes);
-      add_fifth_bits(first >> 16 | (u32v)head[1] << 16, codes);
-      break;
-    case BLOCK_Q5_1:
-      unpack_halves(b, at + 8, codes);
-      add_fifth_bits((u32v)head[1], codes);
-      break;
+    case BLOCK_Q4_0: put_halves(b, at + 2, to, 0, 1); break;
+    case BLOCK_Q4_1: put_halves(b, at + 4, to, 0, 1); break;
+    case BLOCK_Q5_0: put_fives(b, at + 6, to, load_word(b, at + 2)); break;
+    case BLOCK_Q5_1: put_fives(b, at + 8, to, load_word(b, at + 4)); break;
     case BLOCK_Q8_0:
-      load_words(b, at + 2, codes), load_words(b, at + 18, codes + 4);
-      for (int i = 0; i < 8; i++) codes[i] ^= 128;
+      for (int h = 0; h < 2; h++) {
+        load_words(b, at + 2 + 16 * h, words);
+        for (int i = 0; i < 4; i++) words[i] ^= 128;
+        put(to, h, words);
+      }
       break;
-    case BLOCK_IQ4_NL:
-      unpack_halves(b, at + 2, codes);
-      for (int i = 0; i < 8; i++) codes[i] = look_up(codes[i], iq4_values);
-      break;
+    case BLOCK_IQ4_NL: put_values(b, at + 2, to, 0, iq4_values); break;
     default: /* MXFP4 */
-      unpack_halves(b, at + 1, codes);
-      for (int i = 0; i < 8; i++) codes[i] = look_up(codes[i], float4_values);
+      put_values(b, at + 1, to, 0, float4_values);
       *scale = 0.5f * (f32v)((first & 255) << 23);
       return;
   }
@@ -178,67 +233,74 @@ INLINE void unpack_steps(const BlockLanes *b, int64_t at, f32v *scales, f32v *of
   }
 }
 
-INLINE void unpack_q4_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales,
+INLINE void unpack_q4_k(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales,
                         f32v *offsets) {
   unpack_steps(b, at, scales, offsets);
-  for (int g = 0; g < 4; g++, codes += 16) {
-    u8x4v words[8];
-    load_words(b, at + 16 + 32 * g, words), load_words(b, at + 32 + 32 * g, words + 4);
-    for (int i = 0; i < 8; i++) codes[i] = words[i] & 15, codes[8 + i] = bits_from(words[i], 4, 15);
-  }
+  for (int g = 0; g < 4; g++)
+    for (int h = 0; h < 2; h++)
+      put_halves(b, at + 16 + 32 * g + 16 * h, to, 4 * g + h, 4 * g + 2 + h);
 }
 
-INLINE void unpack_q5_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales,
+INLINE void unpack_q5_k(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales,
                         f32v *offsets) {
-  u8x4v high[8];
   unpack_steps(b, at, scales, offsets);
-  load_words(b, at + 16, high), load_words(b, at + 32, high + 4);
-  for (int g = 0; g < 4; g++, codes += 16) {
-    u8x4v words[8];
-    load_words(b, at + 48 + 32 * g, words), load_words(b, at + 64 + 32 * g, words + 4);
-    for (int i = 0; i < 8; i++) {
-      codes[i] = (words[i] & 15) | bits_up(bits_from(high[i], 2 * g, 1), 4);
-      codes[8 + i] = bits_from(words[i], 4, 15) | bits_up(bits_from(high[i], 2 * g + 1, 1), 4);
+  for (int h = 0; h < 2; h++) {
+    u8x4v fifths[4];
+    load_words(b, at + 16 + 16 * h, fifths);
+    for (int g = 0; g < 4; g++) {
+      u8x4v words[4], high[4];
+      load_words(b, at + 48 + 32 * g + 16 * h, words);
+      for (int i = 0; i < 4; i++) {
+        high[i] = bits_from(words[i], 4, 15) | move_bits(fifths[i], 2 * g + 1, 4, 1);
+        words[i] = (words[i] & 15) | move_bits(fifths[i], 2 * g, 4, 1);
+      }
+      put(to, 4 * g + h, words), put(to, 4 * g + 2 + h, high);
     }
   }
 }
 
-INLINE void unpack_q6_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
+INLINE void unpack_q6_k(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales) {
   u8x4v steps[4];
   load_words(b, at + 192, steps);
-  u8x4v tail[4];
-  load_words(b, at + 194, tail); /* its last two bytes are the scale */
-  const f32v scale = half_of((u32v)tail[3] >> 16);
+  const f32v scale = half_of(load_word(b, at + 206) >> 16);
   for (int j = 0; j < 16; j++) {
     const i32v step = (i32v)((u32v)steps[j / 4] << (24 - 8 * (j % 4))) >> 24;
     scales[j] = scale * __builtin_convertvector(step, f32v);
   }
-  for (int h = 0; h < 2; h++, codes += 32) {
-    u8x4v low[16], high[8];
-    for (int i = 0; i < 4; i++) load_words(b, at + 64 * h + 16 * i, low + 4 * i);
-    load_words(b, at + 128 + 32 * h, high), load_words(b, at + 144 + 32 * h, high + 4);
-    for (int i = 0; i < 8; i++) {
-      codes[i] = (low[i] & 15) | (bits_up(high[i], 4) & 48);
-      codes[8 + i] = (low[8 + i] & 15) | (bits_up(high[i], 2) & 48);
-      codes[16 + i] = bits_from(low[i], 4, 15) | (high[i] & 48);
-      codes[24 + i] = bits_from(low[8 + i], 4, 15) | bits_from(high[i], 2, 48);
+  for (int h = 0; h < 2; h++)
+    for (int q = 0; q < 2; q++) { /* 16 of each 32 values */
+      u8x4v first[4], second[4], high[4], codes[4];
+      load_words(b, at + 64 * h + 16 * q, first), load_words(b, at + 64 * h + 32 + 16 * q, second);
+      load_words(b, at + 128 + 32 * h + 16 * q, high);
+      const int place = 8 * h + q;
+      for (int i = 0; i < 4; i++) codes[i] = (first[i] & 15) | move_bits(high[i], 0, 4, 3);
+      put(to, place, codes);
+      for (int i = 0; i < 4; i++) codes[i] = (second[i] & 15) | move_bits(high[i], 2, 4, 3);
+      put(to, place + 2, codes);
+      for (int i = 0; i < 4; i++) codes[i] = bits_from(first[i], 4, 15) | move_bits(high[i], 4, 4, 3);
+      put(to, place + 4, codes);
+      for (int i = 0; i < 4; i++) codes[i] = bits_from(second[i], 4, 15) | move_bits(high[i], 6, 4, 3);
+      put(to, place + 6, codes);
+    }
+}
+
+/* Codes of two bits of 128 values in 32 bytes, from the 128 h-th value on; with `thirds`, a third
+ * bit of each. */
+INLINE void put_runs(const BlockLanes *b, int64_t at, const Sink *to, const u8x4v *thirds, int h) {
+  for (int q = 0; q < 2; q++) {
+    u8x4v words[4], codes[4];
+    load_words(b, at + 16 * q, words);
+    for (int r = 0; r < 4; r++) {
+      for (int i = 0; i < 4; i++) {
+        codes[i] = bits_from(words[i], 2 * r, 3);
+        if (thirds) codes[i] |= move_bits(thirds[4 * q + i], 4 * h + r, 2, 1);
+      }
+      put(to, 8 * h + 2 * r + q, codes);
     }
   }
 }
 
-/* Codes of two bits of 128 values in 32 bytes, with a third bit of the value's number in `third`. */
-INLINE void unpack_runs(const BlockLanes *b, int64_t at, u8x4v *codes, const u8x4v *third,
-                        int first) {
-  u8x4v words[8];
-  load_words(b, at, words), load_words(b, at + 16, words + 4);
-  for (int r = 0; r < 4; r++)
-    for (int i = 0; i < 8; i++) {
-      codes[8 * r + i] = bits_from(words[i], 2 * r, 3);
-      if (third) codes[8 * r + i] |= bits_up(bits_from(third[i], first + r, 1), 2);
-    }
-}
-
-INLINE void unpack_q3_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
+INLINE void unpack_q3_k(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales) {
   u8x4v mask[8], tail[4];
   load_words(b, at, mask), load_words(b, at + 16, mask + 4);
   load_words(b, at + 94, tail); /* the last two codes, the steps, and the scale */
@@ -251,51 +313,42 @@ INLINE void unpack_q3_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *sca
     const u32v two = upper >> (8 * (j % 4) + 2 * (j / 4)) & 3;
     scales[j] = scale * to_signed_floats(four | two << 4, 32);
   }
-  for (int h = 0; h < 2; h++) unpack_runs(b, at + 32 + 32 * h, codes + 32 * h, mask, 4 * h);
+  for (int h = 0; h < 2; h++) put_runs(b, at + 32 + 32 * h, to, mask, h);
 }
 
-INLINE void unpack_q2_k(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales,
+INLINE void unpack_q2_k(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales,
                         f32v *offsets) {
-  u8x4v steps[4], tail[4];
-  load_words(b, at, steps), load_words(b, at + 68, tail);
-  const u32v both = (u32v)tail[3]; /* behind the last codes */
+  u8x4v steps[4];
+  load_words(b, at, steps);
+  const u32v both = load_word(b, at + 80);
   const f32v scale = half_of(both), offset = -half_of(both >> 16);
   for (int j = 0; j < 16; j++) {
     const u32v step = (u32v)steps[j / 4] >> (8 * (j % 4));
     scales[j] = scale * to_floats(step & 15), offsets[j] = offset * to_floats(step >> 4 & 15);
   }
-  for (int h = 0; h < 2; h++) unpack_runs(b, at + 16 + 32 * h, codes + 32 * h, NULL, 0);
+  for (int h = 0; h < 2; h++) put_runs(b, at + 16 + 32 * h, to, NULL, h);
 }
 
-INLINE void unpack_iq4_xs(const BlockLanes *b, int64_t at, u8x4v *codes, f32v *scales) {
-  u8x4v words[4];
-  load_words(b, at, words);
-  const u32v head = (u32v)words[0], low = (u32v)words[1];
+INLINE void unpack_iq4_xs(const BlockLanes *b, int64_t at, const Sink *to, f32v *scales) {
+  const u32v head = load_word(b, at), low = load_word(b, at + 4);
   const f32v scale = half_of(head);
   for (int j = 0; j < 8; j++) {
     const u32v step = (low >> (4 * j) & 15) | (head >> (16 + 2 * j) & 3) << 4;
     scales[j] = scale * to_signed_floats(step, 32);
-    unpack_halves(b, at + 8 + 16 * j, codes + 8 * j);
+    put_values(b, at + 8 + 16 * j, to, 2 * j, iq4_values);
   }
-  for (int i = 0; i < 64; i++) codes[i] = look_up(codes[i], iq4_values);
 }
 
-/* `count` values of each row, whole blocks, from block `first` on. */
-INLINE void unpack_blocks(int64_t type, const BlockLanes *b, int64_t first, int64_t count,
-                          u8x4v *codes, f32v *scales, f32v *offsets) {
-  const BlockForm form = block_form(type);
-  for (int64_t i = 0; i < count / form.values; i++) {
-    const int64_t at = (first + i) * form.bytes, groups = form.values / form.group;
-    prefetch_next(b, at, form.bytes);
-    switch (type) {
-      case BLOCK_Q2_K: unpack_q2_k(b, at, codes, scales, offsets); break;
-      case BLOCK_Q3_K: unpack_q3_k(b, at, codes, scales); break;
-      case BLOCK_Q4_K: unpack_q4_k(b, at, codes, scales, offsets); break;
-      case BLOCK_Q5_K: unpack_q5_k(b, at, codes, scales, offsets); break;
-      case BLOCK_Q6_K: unpack_q6_k(b, at, codes, scales); break;
-      case BLOCK_IQ4_XS: unpack_iq4_xs(b, at, codes, scales); break;
-      default: unpack_small(type, b, at, codes, scales, offsets);
-    }
-    codes += form.values / 4, scales += groups, offsets += groups;
+/* The block at byte `at` of each row. */
+INLINE void unpack_block(int64_t type, const BlockLanes *b, int64_t at, const Sink *to,
+                         f32v *scales, f32v *offsets) {
+  switch (type) {
+    case BLOCK_Q2_K: unpack_q2_k(b, at, to, scales, offsets); break;
+    case BLOCK_Q3_K: unpack_q3_k(b, at, to, scales); break;
+    case BLOCK_Q4_K: unpack_q4_k(b, at, to, scales, offsets); break;
+    case BLOCK_Q5_K: unpack_q5_k(b, at, to, scales, offsets); break;
+    case BLOCK_Q6_K: unpack_q6_k(b, at, to, scales); break;
+    case BLOCK_IQ4_XS: unpack_iq4_xs(b, at, to, scales); break;
+    default: unpack_small(type, b, at, to, scales, offsets);
   }
 }
