@@ -16,51 +16,61 @@ import triton.language as tl
 # Inputs of a step.
 STEP = 128
 _OF_STEP = tl.constexpr(STEP)
-# Bytes of a block, by type; those of types with 256 values, and with 32.
-LARGE_BYTES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}
-SMALL_BYTES = {
-    **{"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34},
-    **{"IQ4_NL": 18, "MXFP4": 17},
-}
 # The sixteen values of IQ4_NL and IQ4_XS plus 128, as the bytes of four words, lowest first.
 _IQ4_WORDS = tl.constexpr((0x3F2D1801, 0x766A5D4F, 0xA6998D81 - (1 << 32), 0xF1D9C5B5 - (1 << 32)))
 
 
 @triton.jit
-def block_values(codes_ptr, row_at, is_row, start, width_in, TYPE: tl.constexpr):
+def block_values(
+    codes_ptr,
+    row_at,
+    is_row,
+    start,
+    width_in,
+    TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
+):
     """The values of inputs `start` to `start` + STEP, float32 [outputs, STEP]; zeros, or tiny
     values for MXFP4, where there are no inputs or outputs.
 
-    `row_at`: int64 [outputs], the byte where each output begins; `is_row`: [outputs].
+    `row_at`: int64 [outputs], the byte where each output begins; `is_row`: [outputs]; NUM_VALUES,
+    NUM_BYTES: of a block.
     """
-    if TYPE == "Q2_K":
-        return _q2_k(codes_ptr, row_at + start // 256 * 84, is_row, start // _OF_STEP % 2)
-    if TYPE == "Q3_K":
-        return _q3_k(codes_ptr, row_at + start // 256 * 110, is_row, start // _OF_STEP % 2)
-    if TYPE == "Q4_K":
-        return _q4_k(codes_ptr, row_at + start // 256 * 144, is_row, start // _OF_STEP % 2)
-    if TYPE == "Q5_K":
-        return _q5_k(codes_ptr, row_at + start // 256 * 176, is_row, start // _OF_STEP % 2)
-    if TYPE == "Q6_K":
-        return _q6_k(codes_ptr, row_at + start // 256 * 210, is_row, start // _OF_STEP % 2)
-    if TYPE == "IQ4_XS":
-        return _iq4_xs(codes_ptr, row_at + start // 256 * 136, is_row, start // _OF_STEP % 2)
-    blocks = start // 32 + tl.arange(0, _OF_STEP // 32)
-    is_block = is_row[:, None] & (blocks < width_in // 32)[None, :]
-    if TYPE == "Q4_0":
-        return _q4_0(codes_ptr, row_at[:, None] + 18 * blocks[None, :], is_block)
-    if TYPE == "Q4_1":
-        return _q4_1(codes_ptr, row_at[:, None] + 20 * blocks[None, :], is_block)
-    if TYPE == "Q5_0":
-        return _q5_0(codes_ptr, row_at[:, None] + 22 * blocks[None, :], is_block)
-    if TYPE == "Q5_1":
-        return _q5_1(codes_ptr, row_at[:, None] + 24 * blocks[None, :], is_block)
-    if TYPE == "Q8_0":
-        return _q8_0(codes_ptr, row_at[:, None] + 34 * blocks[None, :], is_block)
-    if TYPE == "IQ4_NL":
-        return _iq4_nl(codes_ptr, row_at[:, None] + 18 * blocks[None, :], is_block)
-    tl.static_assert(TYPE == "MXFP4")
-    return _mxfp4(codes_ptr, row_at[:, None] + 17 * blocks[None, :], is_block)
+    if NUM_VALUES == 256:
+        at, half = row_at + start // 256 * NUM_BYTES, start % 256 // 128
+        if TYPE == "Q2_K":
+            return _q2_k(codes_ptr, at, is_row, half)
+        elif TYPE == "Q3_K":
+            return _q3_k(codes_ptr, at, is_row, half)
+        elif TYPE == "Q4_K":
+            return _q4_k(codes_ptr, at, is_row, half)
+        elif TYPE == "Q5_K":
+            return _q5_k(codes_ptr, at, is_row, half)
+        elif TYPE == "Q6_K":
+            return _q6_k(codes_ptr, at, is_row, half)
+        else:
+            tl.static_assert(TYPE == "IQ4_XS")
+            return _iq4_xs(codes_ptr, at, is_row, half)
+    else:
+        blocks = start // 32 + tl.arange(0, _OF_STEP // 32)
+        at = row_at[:, None] + blocks[None, :] * NUM_BYTES
+        is_block = is_row[:, None] & (blocks < width_in // 32)[None, :]
+        if TYPE == "Q4_0":
+            return _q4_0(codes_ptr, at, is_block)
+        elif TYPE == "Q4_1":
+            return _q4_1(codes_ptr, at, is_block)
+        elif TYPE == "Q5_0":
+            return _q5_0(codes_ptr, at, is_block)
+        elif TYPE == "Q5_1":
+            return _q5_1(codes_ptr, at, is_block)
+        elif TYPE == "Q8_0":
+            return _q8_0(codes_ptr, at, is_block)
+        elif TYPE == "IQ4_NL":
+            return _iq4_nl(codes_ptr, at, is_block)
+        else:
+            tl.static_assert(TYPE == "MXFP4")
+            return _mxfp4(codes_ptr, at, is_block)
 
 
 @triton.jit
@@ -76,8 +86,9 @@ def _bytes(codes_ptr, at, mask, FIRST: tl.constexpr, COUNT: tl.constexpr):
     places = FIRST + tl.arange(0, COUNT)
     if len(at.shape) == 1:
         return tl.load(codes_ptr + at[:, None] + places[None, :], mask=mask[:, None], other=0)
-    at, mask = at[:, :, None], mask[:, :, None]
-    return tl.load(codes_ptr + at + places[None, None, :], mask=mask, other=0)
+    else:
+        of_blocks = codes_ptr + at[:, :, None]
+        return tl.load(of_blocks + places[None, None, :], mask=mask[:, :, None], other=0)
 
 
 @triton.jit
@@ -174,7 +185,7 @@ def _runs(codes, FIRST_BIT, WIDTH: tl.constexpr):
     """Four codes of WIDTH bits of each byte, of all bytes the first ones first:
     [outputs, 32] -> uint8 [outputs, 4, 32]; FIRST_BIT: where the first of the four begins.
     """
-    shifts = (FIRST_BIT + tl.arange(0, 4) * WIDTH).to(tl.uint8)
+    shifts = (tl.arange(0, 4) * WIDTH + FIRST_BIT).to(tl.uint8)
     return (codes[:, None, :] >> shifts[None, :, None]) & ((1 << WIDTH) - 1)
 
 
@@ -197,10 +208,10 @@ def _q2_k(codes_ptr, at, mask, half):
 def _q3_k(codes_ptr, at, mask, half):
     high = _runs(_bytes(codes_ptr, at, mask, 0, 32), 4 * half, 1)
     codes = _of_16(_runs(_bytes(codes_ptr, at + 32 * half, mask, 32, 32), 0, 2) | high << 2)
-    low = (_bytes(codes_ptr, at, mask, 96, 8) >> (4 * half).to(tl.uint8)) & 15
+    low = (_bytes(codes_ptr, at, mask, 96, 8).to(tl.int32) >> 4 * half) & 15
     groups = tl.arange(0, 8)
     upper_at = codes_ptr + at[:, None] + (104 + groups % 4)[None, :]
-    shifts = (4 * half + groups // 4 * 2).to(tl.uint8)
+    shifts = (groups // 4 * 2 + 4 * half).to(tl.uint8)
     upper = (tl.load(upper_at, mask=mask[:, None], other=0) >> shifts[None, :]) & 3
     scales = _half(codes_ptr, at + 108, mask)[:, None] * _number(low | upper << 4, 32)
     return _in_order(scales[:, :, None] * _number(codes, 4))

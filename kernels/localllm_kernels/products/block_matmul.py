@@ -10,6 +10,7 @@ library's product then reads. If outputs are few, inputs are split among program
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +22,14 @@ from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, row_bucket
 from localllm_kernels.compiling.tiles import MIN_STEPS
 from localllm_kernels.linears import BlockRows, BlocksWeight
-from localllm_kernels.products.block_codes import LARGE_BYTES, SMALL_BYTES, STEP, block_values
-from localllm_kernels.products.block_weight import PackedBlocks
+from localllm_kernels.products.block_codes import STEP, block_values
+from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks
 from localllm_kernels.products.split_sum import add_parts
 
 MAX_ROWS = 64
-# Outputs of a program: the rows of a product on Hopper's matrix units, fewer for one row, where
-# each thread adds up its inputs of each output.
-_OUTPUTS, _OUTPUTS_OF_ONE = 64, 16
+# Outputs of a program, fewer for one row, where threads keep a sum for each input of a step. With
+# 64, as products on Hopper's matrix units would have them, values of Q6_K do not fit in registers.
+_OUTPUTS, _OUTPUTS_OF_ONE = 32, 16
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "first"])
@@ -48,6 +49,8 @@ def _block_kernel(
     width_out,
     num_splits,
     TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
     HAS_PLACES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -75,7 +78,9 @@ def _block_kernel(
     for start in range(begin, end, STEP):
         inputs = start + tl.arange(0, STEP)
         is_input = inputs < width_in
-        values = block_values(codes_ptr, output_at, is_output, start, width_in, TYPE)
+        values = block_values(
+            codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+        )
         if ROWS == 1:
             x = tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
             sums += values * x[None, :]
@@ -110,13 +115,17 @@ def _dequantize_blocks_kernel(
     row_bytes,
     width_in,
     TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
     OUTPUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output, start = outputs < num_outputs, tl.program_id(0) * STEP
     output_at = outputs.to(tl.int64) * row_bytes
-    values = block_values(codes_ptr, output_at, is_output, start, width_in, TYPE)
+    values = block_values(
+        codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+    )
     inputs = start + tl.arange(0, STEP)
     at = outputs.to(tl.int64)[:, None] * width_in + inputs[None, :]
     mask = is_output[:, None] & (inputs < width_in)[None, :]
@@ -166,7 +175,7 @@ def _multiply(
         first,
         weight.width_out,
         num_splits,
-        TYPE=part.type,
+        **_type_constants(part.type),
         HAS_PLACES=weight.places is not None,
         HAS_BIAS=weight.bias is not None,
         ROWS=rows,
@@ -200,11 +209,16 @@ def dequantize_rows(rows: BlockRows, out: Tensor) -> None:
         num_outputs,
         row_bytes,
         width_in,
-        TYPE=rows.type,
+        **_type_constants(rows.type),
         OUTPUTS=32,
         STEP=STEP,
         num_warps=4,
     )
+
+
+def _type_constants(name: str) -> dict[str, Any]:
+    num_values, num_bytes = BLOCK_SIZES[name]
+    return {"TYPE": name, "NUM_VALUES": num_values, "NUM_BYTES": num_bytes}
 
 
 def block_matmul_reference(
@@ -219,27 +233,20 @@ def block_matmul_reference(
     return F.linear(x.double(), ordered, None if bias is None else bias.double())
 
 
-# Bytes and values of a block.
-_SIZES = {
-    **{name: (num_bytes, 256) for name, num_bytes in LARGE_BYTES.items()},
-    **{name: (num_bytes, 32) for name, num_bytes in SMALL_BYTES.items()},
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Example:
     type: str
     rows: int
 
     def __call__(self, workspace: Workspace) -> None:
-        num_bytes, num_values = _SIZES[self.type]
+        num_values, num_bytes = BLOCK_SIZES[self.type]
         codes = torch.empty(4096, 4096 // num_values * num_bytes, dtype=torch.uint8)
         weight = PackedBlocks((BlockRows(self.type, codes),), 4096, None, None)
         block_matmul(torch.empty(self.rows, 4096, dtype=torch.bfloat16), weight, workspace)
 
 
 def _spec(name: str, rows: int) -> AotSpec:
-    num_bytes, num_values = _SIZES[name]
+    num_values, num_bytes = BLOCK_SIZES[name]
     return AotSpec(
         _block_kernel if rows <= MAX_ROWS else _dequantize_blocks_kernel,
         f"{name}, {rows} rows",
@@ -249,5 +256,5 @@ def _spec(name: str, rows: int) -> AotSpec:
     )
 
 
-AOT_SPECS = [_spec(name, rows) for name in _SIZES for rows in (1, 16)]
+AOT_SPECS = [_spec(name, rows) for name in BLOCK_SIZES for rows in (1, 16)]
 AOT_SPECS += [_spec(name, rows) for name in ("Q4_K", "Q6_K") for rows in (64, 512)]

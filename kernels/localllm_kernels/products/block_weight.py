@@ -9,6 +9,15 @@ from torch import Tensor
 
 from localllm_kernels.linears import BlockRows, BlocksWeight, CodedWeight
 
+# Values and bytes of a block, by type.
+BLOCK_SIZES = {
+    **{"Q4_K": (256, 144), "Q6_K": (256, 210), "Q5_K": (256, 176), "Q3_K": (256, 110)},
+    **{"Q2_K": (256, 84), "IQ4_XS": (256, 136), "Q8_0": (32, 34), "Q4_0": (32, 18)},
+    **{"Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "IQ4_NL": (32, 18), "MXFP4": (32, 17)},
+}
+# Types with products.
+BLOCK_TYPES = frozenset(BLOCK_SIZES)
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
