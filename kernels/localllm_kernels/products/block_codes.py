@@ -77,7 +77,7 @@ def block_values(
 def _half(codes_ptr, at, mask):
     """The 16-bit floats at these bytes, which are even, in 32 bits."""
     halves_ptr = codes_ptr.to(tl.pointer_type(tl.float16))
-    return tl.load(halves_ptr + at // 2, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(halves_ptr + (at >> 1), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
