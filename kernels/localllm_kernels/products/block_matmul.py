@@ -23,13 +23,63 @@ from localllm_kernels.compiling.launch import Workspace, present, row_bucket
 from localllm_kernels.compiling.tiles import MIN_STEPS
 from localllm_kernels.linears import BlockRows, BlocksWeight
 from localllm_kernels.products.block_codes import STEP, block_values
+from localllm_kernels.products.block_row import (
+    OUTPUTS_OF_ROW,
+    ROW_TYPES,
+    STEP_OF_ROW,
+    row_sums,
+)
 from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks
 from localllm_kernels.products.split_sum import add_parts
 
 MAX_ROWS = 64
 # Outputs of a program, fewer for one row, where threads keep a sum for each input of a step. With
 # 64, as products on Hopper's matrix units would have them, values of Q6_K do not fit in registers.
-_OUTPUTS, _OUTPUTS_OF_ONE = 32, 16
+_OUTPUTS, _OUTPUTS_OF_ONE = 32, OUTPUTS_OF_ROW
+
+
+@triton.jit
+def _sums(
+    x_ptr,
+    codes_ptr,
+    output_at,
+    is_output,
+    num_rows,
+    width_in,
+    begin,
+    end,
+    TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Sums over inputs `begin` to `end`, float32 [OUTPUTS, ROWS]."""
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    rows = tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    if ROWS == 1:
+        # A sum for each input of a step, so that threads exchange nothing before the end.
+        sums = tl.zeros([OUTPUTS, STEP], tl.float32)
+    else:
+        acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for start in tl.range(begin, end, STEP, num_stages=1):
+        inputs = start + tl.arange(0, STEP)
+        is_input = inputs < width_in
+        values = block_values(
+            codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+        )
+        if ROWS == 1:
+            x = tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
+            sums += values * x[None, :]
+        else:
+            at = rows[None, :] * width_in + inputs[:, None]
+            x = tl.load(x_ptr + at, mask=is_row[None, :] & is_input[:, None], other=0.0)
+            acc = tl.dot(values.to(dtype), x, acc, input_precision="ieee")
+    if ROWS == 1:
+        acc = tl.sum(sums, axis=1)[:, None]
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "first"])
@@ -53,14 +103,14 @@ def _block_kernel(
     NUM_BYTES: tl.constexpr,
     HAS_PLACES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    BY_WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """`num_outputs`: of this part, which are outputs `first` and so on of all `width_out`; ROWS: 1,
-    or at least 16.
+    or at least 16; BY_WORDS: for one row, as `block_row.py` has it.
     """
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
     task, split = tl.program_id(0), tl.program_id(1)
     outputs = task * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = outputs < num_outputs
@@ -70,26 +120,15 @@ def _block_kernel(
     steps_each = tl.cdiv(tl.cdiv(width_in, STEP), num_splits)
     begin = split * steps_each * STEP
     end = tl.minimum(begin + steps_each * STEP, width_in)
-    if ROWS == 1:
-        # A sum for each input of a step, so that threads exchange nothing before the end.
-        sums = tl.zeros([OUTPUTS, STEP], tl.float32)
-    else:
-        acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in tl.range(begin, end, STEP, num_stages=1):
-        inputs = start + tl.arange(0, STEP)
-        is_input = inputs < width_in
-        values = block_values(
-            codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+    if BY_WORDS:
+        acc = row_sums(
+            x_ptr, codes_ptr, task * OUTPUTS, num_outputs, row_bytes, begin, end, TYPE == "Q5_K"
         )
-        if ROWS == 1:
-            x = tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
-            sums += values * x[None, :]
-        else:
-            at = rows[None, :] * width_in + inputs[:, None]
-            x = tl.load(x_ptr + at, mask=is_row[None, :] & is_input[:, None], other=0.0)
-            acc = tl.dot(values.to(dtype), x, acc, input_precision="ieee")
-    if ROWS == 1:
-        acc = tl.sum(sums, axis=1)[:, None]
+    else:
+        acc = _sums(
+            x_ptr, codes_ptr, output_at, is_output, num_rows, width_in, begin, end,
+            TYPE, NUM_VALUES, NUM_BYTES, ROWS, OUTPUTS, STEP,
+        )  # fmt: skip
     if num_splits > 1:
         acc, is_done = add_parts(
             acc, parts_ptr, counters_ptr, task, split, num_splits, OUTPUTS, ROWS
@@ -157,7 +196,9 @@ def _multiply(
     rows = row_bucket(num_rows)
     outputs = _OUTPUTS_OF_ONE if rows == 1 else _OUTPUTS
     num_tasks = triton.cdiv(num_outputs, outputs)
-    most_splits = max(1, triton.cdiv(weight.width_in, STEP) // MIN_STEPS)
+    by_words = rows == 1 and part.type in ROW_TYPES
+    step = STEP_OF_ROW if by_words else STEP
+    most_splits = max(1, weight.width_in // max(step, MIN_STEPS * STEP))
     num_splits = min(workspace.splits_for(num_tasks), most_splits)
     num_part_values = num_tasks * num_splits * outputs * rows if num_splits > 1 else 0
     _block_kernel[(num_tasks, num_splits)](
@@ -178,9 +219,10 @@ def _multiply(
         **_type_constants(part.type),
         HAS_PLACES=weight.places is not None,
         HAS_BIAS=weight.bias is not None,
+        BY_WORDS=by_words,
         ROWS=rows,
         OUTPUTS=outputs,
-        STEP=STEP,
+        STEP=step,
         num_warps=4 if rows == 1 else 8,
     )
 
