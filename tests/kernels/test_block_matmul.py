@@ -19,7 +19,7 @@ from localllm_kernels.products.block_matmul import (
     block_matmul_reference,
     dequantize_rows,
 )
-from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks
+from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks, arranged
 from localllm_kernels.products.gpu_linears import BlockProduct, GpuLinears, Int4Product
 from localllm_kernels.products.traits import triton_multiplies
 
@@ -42,7 +42,8 @@ def test_values_of_a_type_are_exact(name: str) -> None:
     weight = random_blocks(name, 5, width)
     with GuardedMemory() as memory:
         out = torch.empty(5, width)
-        dequantize_rows(BlockRows(name, memory.guarded(weight.codes)), out)
+        rows = arranged(BlockRows(name, weight.codes))
+        dequantize_rows(BlockRows(name, memory.guarded(rows.codes)), out)
     memory.check()
     torch.testing.assert_close(out, weight.dequantize(), rtol=1e-6, atol=0)
 
@@ -73,7 +74,8 @@ def test_products(name: str, num_rows: int, dtype: torch.dtype, has_bias: bool) 
     x = torch.randn(num_rows, width).to(dtype)
     bias = torch.randn(37).to(dtype) if has_bias else None
     with GuardedMemory() as memory:
-        part = BlockRows(name, memory.guarded(weight.codes))
+        rows = arranged(BlockRows(name, weight.codes))
+        part = BlockRows(name, memory.guarded(rows.codes))
         given = PackedBlocks((part,), width, None, None if bias is None else memory.guarded(bias))
         found = block_matmul(memory.guarded(x), given, workspace_of(1))
     memory.check()
@@ -95,8 +97,10 @@ def test_parts_of_several_types_in_another_order(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
-def test_a_sum_is_split_among_programs(num_rows: int) -> None:
-    weight, x = random_blocks("Q4_K", 3, 2048), torch.randn(num_rows, 2048)
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q3_K"])
+def test_a_sum_is_split_among_programs(name: str, num_rows: int) -> None:
+    """In uneven parts: nine blocks, of which a turn for one row has four."""
+    weight, x = random_blocks(name, 3, 2304), torch.randn(num_rows, 2304)
     workspace = workspace_of(8)
     packed = PackedBlocks.pack(weight.coded(), None)
     for _ in range(2):

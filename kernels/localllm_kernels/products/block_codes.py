@@ -48,7 +48,7 @@ def block_values(
         elif TYPE == "Q5_K":
             return _q5_k(codes_ptr, at, is_row, half)
         elif TYPE == "Q6_K":
-            return _q6_k(codes_ptr, at, is_row, half)
+            return _q6_k(codes_ptr, row_at, is_row, start // 256, width_in // 256, half)
         else:
             tl.static_assert(TYPE == "IQ4_XS")
             return _iq4_xs(codes_ptr, at, is_row, half)
@@ -257,13 +257,16 @@ def _q5_k(codes_ptr, at, mask, half):
 
 
 @triton.jit
-def _q6_k(codes_ptr, at, mask, half):
-    low = _nibbles(_bytes(codes_ptr, at + 64 * half, mask, 0, 64)[:, None, :])
-    high = _runs(_bytes(codes_ptr, at + 32 * half, mask, 128, 32), 0, 2)
+def _q6_k(codes_ptr, row_at, mask, block, num_blocks, half):
+    """Of rows as `block_weight.arranged` has them: the same bytes of all blocks together."""
+    low_at = row_at + block * 128 + half * 64
+    low = _nibbles(_bytes(codes_ptr, low_at, mask, 0, 64)[:, None, :])
+    high_at = row_at + num_blocks * 128 + block * 64 + half * 32
+    high = _runs(_bytes(codes_ptr, high_at, mask, 0, 32), 0, 2)
     codes = _of_16(tl.reshape(low, high.shape) | high << 4)
-    steps = _bytes(codes_ptr, at + 8 * half, mask, 192, 8) ^ 0x80
-    scales = _half(codes_ptr, at + 208, mask)[:, None] * _number(steps, 128)
-    return _in_order(scales[:, :, None] * _number(codes, 32))
+    steps = _bytes(codes_ptr, row_at + num_blocks * 192 + block * 16 + half * 8, mask, 0, 8) ^ 0x80
+    scale = _half(codes_ptr, row_at + num_blocks * 208 + block * 2, mask)
+    return _in_order((scale[:, None] * _number(steps, 128))[:, :, None] * _number(codes, 32))
 
 
 @triton.jit

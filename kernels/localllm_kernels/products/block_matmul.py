@@ -122,7 +122,7 @@ def _block_kernel(
     end = tl.minimum(begin + steps_each * STEP, width_in)
     if BY_WORDS:
         acc = row_sums(
-            x_ptr, codes_ptr, task * OUTPUTS, num_outputs, row_bytes, begin, end, TYPE == "Q5_K"
+            x_ptr, codes_ptr, task * OUTPUTS, num_outputs, row_bytes, width_in, begin, end, TYPE
         )
     else:
         acc = _sums(
@@ -223,7 +223,7 @@ def _multiply(
         ROWS=rows,
         OUTPUTS=outputs,
         STEP=step,
-        num_warps=4 if rows == 1 else 8,
+        num_warps=8 if rows == 64 else 4,
     )
 
 

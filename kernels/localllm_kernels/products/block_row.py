@@ -1,4 +1,4 @@
-"""The sums of one row with blocks of Q4_K and Q5_K, whose bytes can be read in words.
+"""The sums of one row with blocks of Q4_K, Q5_K and Q6_K, whose bytes can be read in words.
 
 Eight neighbouring threads read a block's codes, 16 bytes each, and the inputs that belong to them;
 these serve four outputs. So nothing moves between threads before the sums are done, and a group's
@@ -6,7 +6,7 @@ scale and offset are made once for 16 inputs. A code becomes the upper bits of a
 
     m = 1 + code / 16,  so  Σ code · x = 16 · (Σ m · x − Σ x)
 
-which takes no conversion and no subtraction for each code. For Q5_K it is 32.
+which takes no conversion and no subtraction for each code. Of Q5_K it is 32, of Q6_K 64.
 """
 
 import triton
@@ -15,23 +15,32 @@ import triton.language as tl
 THREADS = 128
 # Outputs of a program: four of each warp. Inputs of a turn: a warp reads four blocks.
 OUTPUTS_OF_ROW, STEP_OF_ROW = 16, 1024
-ROW_TYPES = frozenset(("Q4_K", "Q5_K"))
+ROW_TYPES = frozenset(("Q4_K", "Q5_K", "Q6_K"))
 _THREADS = tl.constexpr(THREADS)
 
 
 @triton.jit
-def row_sums(x_ptr, codes_ptr, first, num_outputs, row_bytes, begin, end, HAS_FIFTH: tl.constexpr):
+def row_sums(
+    x_ptr, codes_ptr, first, num_outputs, row_bytes, width_in, begin, end, TYPE: tl.constexpr
+):
     """Sums over inputs `begin` to `end`, both at the ends of blocks, of outputs `first` to `first`
-    + 16: float32 [16, 1]. HAS_FIFTH: the type is Q5_K.
+    + 16: float32 [16, 1].
     """
-    block_words: tl.constexpr = 44 if HAS_FIFTH else 36
-    whole: tl.constexpr = 32.0 if HAS_FIFTH else 16.0
+    BITS: tl.constexpr = 6 if TYPE == "Q6_K" else 5 if TYPE == "Q5_K" else 4
+    BLOCK_WORDS: tl.constexpr = 44 if BITS == 5 else 36
+    # What the mantissas are above the codes, by which all are divided.
+    MIDDLE: tl.constexpr = 1.5 if BITS == 6 else 1.0
     words_ptr = codes_ptr.to(tl.pointer_type(tl.int32))
+    num_blocks = width_in // 256
     thread = tl.arange(0, _THREADS)
     warp, part = thread // 32, thread % 8
-    # Of the four runs of 64 inputs in a block, two threads have one, which is two groups.
-    run, inputs_at = part // 2, part // 2 * 64 + part % 2 * 16
-    place, is_late = run % 2 * 16, run >= 2
+    # The low codes of a thread's bytes belong to 16 inputs from here on, the high ones to 16 that
+    # begin `apart` further.
+    run, apart = part // 2, 32
+    inputs_at = run * 64 + part % 2 * 16
+    if BITS == 6:
+        run, apart = part % 4 // 2, 64
+        inputs_at = part // 4 * 128 + part % 4 * 16
     nothing = tl.zeros([_THREADS], tl.float32)
     sums = (nothing, nothing, nothing, nothing)
     for start in tl.range(begin, end, 1024, num_stages=1):
@@ -39,27 +48,38 @@ def row_sums(x_ptr, codes_ptr, first, num_outputs, row_bytes, begin, end, HAS_FI
         is_block = block < end // 256
         x_at = x_ptr + block * 256 + inputs_at
         low_0, low_1 = _planes(x_at, is_block), _planes(x_at + 8, is_block)
-        high_0, high_1 = _planes(x_at + 32, is_block), _planes(x_at + 40, is_block)
+        x_at += apart
+        high_0, high_1 = _planes(x_at, is_block), _planes(x_at + 8, is_block)
         low_x, high_x = _total(low_0) + _total(low_1), _total(high_0) + _total(high_1)
         more = ()
         for i in tl.static_range(4):
             output = first + 4 * warp + i
             mask = is_block & (output < num_outputs)
-            head_at = words_ptr + output.to(tl.int64) * (row_bytes // 4) + block * block_words
-            low_scale, low_offset, high_scale, high_offset = _scales(head_at, mask, place, is_late)
-            at = head_at + (block_words - 32) + part * 4
-            code_0, code_1 = _words(at, mask)
-            fifth_0, fifth_1 = code_0, code_1
-            if HAS_FIFTH:
-                fifth_0, fifth_1 = _words(head_at + 4 + part % 2 * 4, mask)
-                fifth_0, fifth_1 = fifth_0 >> (2 * run)[:, None], fifth_1 >> (2 * run)[:, None]
-            low = _dots(code_0, fifth_0, low_0, 0, HAS_FIFTH)
-            low += _dots(code_1, fifth_1, low_1, 0, HAS_FIFTH)
-            high = _dots(code_0, fifth_0, high_0, 1, HAS_FIFTH)
-            high += _dots(code_1, fifth_1, high_1, 1, HAS_FIFTH)
-            added = sums[i] + low_scale * whole * (tl.sum(low, axis=1) - low_x)
-            added += high_scale * whole * (tl.sum(high, axis=1) - high_x)
-            more = more + (added - low_offset * low_x - high_offset * high_x,)
+            row_at = output.to(tl.int64) * row_bytes
+            if BITS == 6:
+                of_row = words_ptr + row_at // 4
+                code_0, code_1 = _words(of_row + block * 32 + part * 4, mask)
+                upper_at = num_blocks * 32 + block * 16 + part // 4 * 8 + part % 2 * 4
+                upper_0, upper_1 = _words(of_row + upper_at, mask)
+                low_scale, high_scale = _scales_6(codes_ptr, row_at, block, num_blocks, part, mask)
+            else:
+                head_at = words_ptr + row_at // 4 + block * BLOCK_WORDS
+                code_0, code_1 = _words(head_at + (BLOCK_WORDS - 32) + part * 4, mask)
+                upper_0, upper_1 = code_0, code_1
+                if BITS == 5:
+                    upper_0, upper_1 = _words(head_at + 4 + part % 2 * 4, mask)
+                low_scale, low_offset, high_scale, high_offset = _scales(head_at, mask, run)
+            if BITS > 4:
+                upper_0, upper_1 = upper_0 >> (2 * run)[:, None], upper_1 >> (2 * run)[:, None]
+            low = _dots(code_0, upper_0, low_0, 0, BITS) + _dots(code_1, upper_1, low_1, 0, BITS)
+            high = _dots(code_0, upper_0, high_0, 1, BITS)
+            high += _dots(code_1, upper_1, high_1, 1, BITS)
+            added = low_scale * (tl.sum(low, axis=1) - MIDDLE * low_x)
+            added += high_scale * (tl.sum(high, axis=1) - MIDDLE * high_x)
+            added = added * (1 << BITS) + sums[i]
+            if BITS != 6:
+                added -= low_offset * low_x + high_offset * high_x
+            more = more + (added,)
         sums = more
     of_threads = tl.join(tl.join(sums[0], sums[2]), tl.join(sums[1], sums[3]))
     of_warps = tl.sum(tl.reshape(of_threads, [_THREADS // 32, 32, 4]), axis=1)
@@ -91,14 +111,17 @@ def _words(at, mask):
 
 
 @triton.jit
-def _dots(words, fifth, planes, PLACE: tl.constexpr, HAS_FIFTH: tl.constexpr):
-    """Σ m · x of two words' codes in the low (PLACE 0) or the high (1) halves of their bytes."""
+def _dots(words, upper, planes, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """Σ m · x of two words' codes in the low (PLACE 0) or the high (1) halves of their bytes;
+    `upper`: words with the bits above these four.
+    """
     total = tl.zeros(words.shape, tl.float32)
     for i in tl.static_range(4):
-        bits = _moved(words, 8 * i + 4 * PLACE, 18 if HAS_FIFTH else 19)
-        bits = bits & (0x3C0000 if HAS_FIFTH else 0x780000) | 0x3F800000
-        if HAS_FIFTH:
-            bits |= _moved(fifth, 8 * i + PLACE, 22) & 0x400000
+        bits = _moved(words, 8 * i + 4 * PLACE, 23 - BITS) & (15 << (23 - BITS)) | 0x3F800000
+        if BITS == 5:
+            bits |= _moved(upper, 8 * i + PLACE, 22) & 0x400000
+        if BITS == 6:
+            bits |= _moved(upper, 8 * i + 4 * PLACE, 21) & 0x600000
         total += bits.to(tl.float32, bitcast=True) * planes[i]
     return total
 
@@ -113,10 +136,24 @@ def _moved(words, FROM: tl.constexpr, TO: tl.constexpr):
 
 
 @triton.jit
-def _scales(head_at, mask, place, is_late):
-    """The scale and the offset of the thread's first group, and of its second; `place`: where the
-    bits of both begin in each word; `is_late`: they are among the last four of the block's.
+def _scales_6(codes_ptr, row_at, block, num_blocks, part, mask):
+    """The scales of the thread's first 16 inputs and of its second, of Q6_K."""
+    at = row_at + num_blocks * 192 + block * 16 + part // 4 * 8 + part % 4
+    steps_ptr = codes_ptr.to(tl.pointer_type(tl.int8))
+    low = tl.load(steps_ptr + at, mask=mask, other=0).to(tl.float32)
+    high = tl.load(steps_ptr + at + 4, mask=mask, other=0).to(tl.float32)
+    halves_ptr = codes_ptr.to(tl.pointer_type(tl.float16))
+    scale_at = (row_at + num_blocks * 208 + block * 2) >> 1
+    scale = tl.load(halves_ptr + scale_at, mask=mask, other=0.0).to(tl.float32)
+    return scale * low, scale * high
+
+
+@triton.jit
+def _scales(head_at, mask, run):
+    """The scale and the offset of the thread's first group, and of its second; `run`: which of the
+    four pairs of groups they are, see `block_codes._of_32`.
     """
+    place, is_late = run % 2 * 16, run >= 2
     halves = tl.load(head_at, mask=mask, other=0)
     first = tl.load(head_at + 1, mask=mask, other=0) >> place
     second = tl.load(head_at + 2, mask=mask, other=0) >> place

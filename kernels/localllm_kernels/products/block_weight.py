@@ -21,8 +21,8 @@ BLOCK_TYPES = frozenset(BLOCK_SIZES)
 
 @dataclass(frozen=True, slots=True)
 class PackedBlocks:
-    """`parts`: rows, one below the other; `places`: int32 [out], the output that each row is, None
-    if they are in order; `bias`: [out], in the order of the outputs.
+    """`parts`: rows as `arranged` has them, one below the other; `places`: int32 [out], the output
+    that each row is, None if they are in order; `bias`: [out], in the order of the outputs.
     """
 
     parts: tuple[BlockRows, ...]
@@ -48,8 +48,7 @@ class PackedBlocks:
                 places = torch.empty_like(weight.order, dtype=torch.int32)
                 numbers = torch.arange(len(places), dtype=torch.int32, device=places.device)
                 places[weight.order] = numbers
-        aligned = tuple(BlockRows(part.type, _aligned(part.codes)) for part in parts)
-        return cls(aligned, weight.width_in, places, bias)
+        return cls(tuple(map(arranged, parts)), weight.width_in, places, bias)
 
 
 def as_coded(weight: BlocksWeight) -> CodedWeight | None:
@@ -76,7 +75,17 @@ def _joined(parts: tuple[BlockRows, ...]) -> Iterator[BlockRows]:
         yield BlockRows(name, codes[0] if len(codes) == 1 else torch.cat(codes))
 
 
-def _aligned(codes: Tensor) -> Tensor:
-    """Rows that follow each other, from an address on where any type can be read."""
+def arranged(rows: BlockRows) -> BlockRows:
+    """Rows that follow each other, from an address on where any type can be read.
+
+    The blocks of Q6_K would begin at odd halves of words: of them each row has the lower bits of
+    all codes, then the upper ones, the steps and the scales, and begins at a multiple of 16 bytes.
+    """
+    codes = rows.codes
+    if rows.type == "Q6_K":
+        blocks = codes.view(len(codes), -1, 210)
+        fields = [each.flatten(1) for each in blocks.split((128, 64, 16, 2), dim=2)]
+        filled = codes.new_zeros(len(codes), -codes.shape[1] % 16)
+        return BlockRows(rows.type, torch.cat((*fields, filled), dim=1))
     codes = codes.contiguous()
-    return codes if codes.data_ptr() % 16 == 0 else codes.clone()
+    return BlockRows(rows.type, codes if codes.data_ptr() % 16 == 0 else codes.clone())
