@@ -84,7 +84,7 @@ def arranged(rows: BlockRows) -> BlockRows:
     codes = rows.codes
     if rows.type == "Q6_K":
         blocks = codes.view(len(codes), -1, 210)
-        fields = [each.flatten(1) for each in blocks.split((128, 64, 16, 2), dim=2)]
+        fields = [each.flatten(1) for each in torch.split(blocks, [128, 64, 16, 2], dim=2)]
         filled = codes.new_zeros(len(codes), -codes.shape[1] % 16)
         return BlockRows(rows.type, torch.cat((*fields, filled), dim=1))
     codes = codes.contiguous()
