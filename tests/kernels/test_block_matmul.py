@@ -12,7 +12,7 @@ from torch import Tensor
 from localllm.model.packed.blocks import BlockWeight
 from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
 from localllm_kernels.compiling.launch import Workspace
-from localllm_kernels.experts.gpu_experts import StackedProduct
+from localllm_kernels.experts.gpu_experts import ExpertLinears, StackedProduct
 from localllm_kernels.linears import BlockRows
 from localllm_kernels.products.block_matmul import (
     block_matmul,
@@ -122,6 +122,17 @@ def test_a_weight_of_one_type(name: str, is_ordered: bool) -> None:
     assert product is not None
     kinds = {"Q4_0": Int4Product, "MXFP4": StackedProduct, "Q5_0": BlockProduct}
     assert isinstance(product, kinds[name])
+    assert_close(product(x), expected_of(x, weight, bias), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "MXFP4", "Q4_K"])
+def test_experts_in_types_that_can_be_stacked(name: str) -> None:
+    weight, bias, x = random_blocks(name, 5, 256), torch.randn(5), torch.randn(2, 256)
+    product = ExpertLinears().packed(weight.coded(), bias, torch.float32)
+    if name == "Q4_K":
+        assert product is None
+        return
+    assert isinstance(product, StackedProduct)
     assert_close(product(x), expected_of(x, weight, bias), torch.float32)
 
 

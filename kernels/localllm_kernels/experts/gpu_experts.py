@@ -19,6 +19,7 @@ from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
 from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
+from localllm_kernels.products.block_weight import as_coded
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
 MAX_ROWS_BY_PAIR = 8
@@ -75,7 +76,8 @@ class ExpertLinears(Linears):
         self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         if isinstance(weight, BlocksWeight):
-            return None
+            coded = as_coded(weight)
+            return None if coded is None else self.packed(coded, bias, dtype)
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None
