@@ -1,13 +1,12 @@
 """A weight in GGUF's blocks as the GPU's kernels take it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from localllm_kernels.linears import BlockRows, BlocksWeight, CodedWeight
+from localllm_kernels.coded_blocks import joined
+from localllm_kernels.linears import BlockRows, BlocksWeight
 
 # Values and bytes of a block, by type.
 BLOCK_SIZES = {
@@ -40,7 +39,7 @@ class PackedBlocks:
         """Neighbouring parts of one type are one. The rows of a weight of one type are brought into
         order; parts of several types write their outputs to their places.
         """
-        parts, places = tuple(_joined(weight.parts)), None
+        parts, places = tuple(joined(weight.parts)), None
         if weight.order is not None:
             if len(parts) == 1:
                 parts = (BlockRows(parts[0].type, parts[0].codes[weight.order]),)
@@ -49,30 +48,6 @@ class PackedBlocks:
                 numbers = torch.arange(len(places), dtype=torch.int32, device=places.device)
                 places[weight.order] = numbers
         return cls(tuple(map(arranged, parts)), weight.width_in, places, bias)
-
-
-def as_coded(weight: BlocksWeight) -> CodedWeight | None:
-    """The same weight for other kernels, exactly, if all of it is of a type that they have."""
-    parts = tuple(_joined(weight.parts))
-    if len(parts) > 1 or parts[0].type not in ("Q4_0", "MXFP4"):
-        return None
-    [part] = parts
-    rows = part.codes if weight.order is None else part.codes[weight.order]
-    is_int4 = part.type == "Q4_0"
-    num_bytes, start = (18, 2) if is_int4 else (17, 1)
-    blocks = rows.view(len(rows), -1, num_bytes)
-    halves = blocks[:, :, start:]
-    codes = torch.cat((halves & 15, halves >> 4), dim=2).view(len(rows), weight.width_in)
-    scales = blocks[:, :, :start].contiguous()
-    if not is_int4:
-        return CodedWeight("mxfp4", codes, scales[:, :, 0])
-    return CodedWeight("int4", codes, scales.view(torch.float16)[:, :, 0])
-
-
-def _joined(parts: tuple[BlockRows, ...]) -> Iterator[BlockRows]:
-    for name, alike in groupby(parts, lambda part: part.type):
-        codes = [part.codes for part in alike]
-        yield BlockRows(name, codes[0] if len(codes) == 1 else torch.cat(codes))
 
 
 def arranged(rows: BlockRows) -> BlockRows:
