@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import as_coded
 from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import (
     FOUR_BITS,
@@ -19,7 +20,6 @@ from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
 from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
-from localllm_kernels.products.block_weight import as_coded
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
 MAX_ROWS_BY_PAIR = 8

@@ -2,10 +2,11 @@
 
     y[m, n] = Σ_k value(block[n, k]) · x[m, k]  (+ bias[n])
 
-For one row, each value is multiplied in float32 as it was unpacked, and types of which most files
-are made are read in words (`block_row.py`); for up to 64 rows, values are rounded to x's type for the matrix units; for more, slices of the weight are dequantized, which the
-library's product then reads. If outputs are few, inputs are split among programs, see
-`split_sum.py`. What a type's bytes stand for is in `block_codes.py`.
+For one row, each value is multiplied in float32 as it was unpacked, and the types of which most
+files are made are read in words (`block_row.py`); for up to 64 rows, values are rounded to x's type
+for the matrix units; for more, slices of the weight are dequantized, which the library's product
+then reads. If outputs are few, inputs are split among programs, see `split_sum.py`. What a type's
+bytes stand for is in `block_codes.py`.
 """
 
 from collections.abc import Callable
