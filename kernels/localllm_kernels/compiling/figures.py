@@ -53,6 +53,18 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("products/int8_matmul", "_eight_bit_kernel 1 rows"): Figure(4.9, 2),
     ("products/int8_matmul", "_eight_bit_kernel 64 rows"): Figure(10.5, 3),
     ("products/int8_matmul", "_eight_bit_kernel 512 rows"): Figure(14.3, 3),
+    ("products/block_matmul", "_block_kernel Q4_K, 1 rows"): Figure(6.7, 0),
+    ("products/block_matmul", "_block_kernel Q6_K, 1 rows"): Figure(8.1, 0),
+    ("products/block_matmul", "_block_kernel Q4_K, 16 rows"): Figure(
+        17.8, 8, "codes are bytes, which are brought into the order of the inputs one by one"
+    ),
+    ("products/block_matmul", "_block_kernel Q6_K, 16 rows"): Figure(
+        31.4, 10, "as Q4_K, and the upper bits of its codes are apart from the lower ones"
+    ),
+    ("products/block_matmul", "_block_kernel Q4_K, 64 rows"): Figure(22.3, 2),
+    ("products/block_matmul", "_block_kernel Q6_K, 64 rows"): Figure(42.9, 10),
+    ("products/block_matmul", "_dequantize_blocks_kernel Q4_K"): Figure(12.8, 5),
+    ("products/block_matmul", "_dequantize_blocks_kernel Q6_K"): Figure(22.3, 7),
     ("products/fp8_matmul", "_eight_bit_kernel 1 rows, scales for all inputs"): Figure(10.3, 2),
     ("products/fp8_matmul", "_eight_bit_kernel 512 rows, scales for 128 inputs, native"): Figure(
         6.6, 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import as_coded
 from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import (
     FOUR_BITS,
@@ -75,7 +76,8 @@ class ExpertLinears(Linears):
         self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         if isinstance(weight, BlocksWeight):
-            return None
+            coded = as_coded(weight)
+            return None if coded is None else self.packed(coded, bias, dtype)
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None

@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import as_coded
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.gpu_experts import ExpertLinears
 from localllm_kernels.linears import BlocksWeight, CodedWeight, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
+from localllm_kernels.products.block_matmul import block_matmul
+from localllm_kernels.products.block_weight import BLOCK_TYPES, PackedBlocks
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
@@ -29,6 +32,18 @@ class Int4Product:
     def __call__(self, x: Tensor, around: Around = NOTHING) -> Tensor:
         """`x`: [rows, in] -> [rows, out]; see int4_matmul."""
         return int4_matmul(x, self.weight, self.workspace, around)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """A product with a weight in GGUF's blocks."""
+
+    weight: PackedBlocks
+    workspace: Workspace
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x`: [rows, in] -> [rows, out]."""
+        return block_matmul(x, self.weight, self.workspace)
 
 
 class GpuLinears(Linears):
@@ -51,7 +66,7 @@ class GpuLinears(Linears):
         self, weight: CodedWeight | BlocksWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         if isinstance(weight, BlocksWeight):
-            return None
+            return self._blocks(weight, bias, dtype)
         kind, workspace = weight.kind, self.workspace
         is_torchs = Piece[kind.upper()] in self._to_torch
         if is_torchs or not triton_multiplies(weight.layout, dtype, "cuda"):
@@ -65,3 +80,13 @@ class GpuLinears(Linears):
         if block is not None:
             return lambda x: fp8_matmul(x, codes, scales, block, bias, workspace)
         return ExpertLinears().packed(weight, bias, dtype)
+
+    def _blocks(
+        self, weight: BlocksWeight, bias: Tensor | None, dtype: torch.dtype
+    ) -> Product | None:
+        """By another kernel if all of it is of a type that this has, which is laid out anew."""
+        if any(part.type not in BLOCK_TYPES for part in weight.parts):
+            return None
+        coded = as_coded(weight)
+        own = None if coded is None else self.packed(coded, bias, dtype)
+        return own or BlockProduct(PackedBlocks.pack(weight, bias), self.workspace)

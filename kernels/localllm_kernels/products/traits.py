@@ -3,6 +3,7 @@
 import torch
 
 from localllm_kernels.compiling.traits import Traits, WeightLayout
+from localllm_kernels.products.block_weight import BLOCK_TYPES
 from localllm_kernels.products.int4_weight import takes_groups
 
 
@@ -22,7 +23,7 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
             return takes_blocks(layout.group, layout.width_in)
         case "mxfp4":
             return True
-    return False
+    return layout.kind in BLOCK_TYPES
 
 
 TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=frozenset(("int4",)))
