@@ -138,11 +138,11 @@ def _fitted(config: EngineConfig, model: Architecture, longest: int) -> EngineCo
 
 def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> int:
     """Bytes of a linear's weight in memory, from the file headers; also for a tied head."""
+    if linear not in weights.quantized and f"{linear}.weight" not in weights.plain:
+        linear = EMBEDDING.removesuffix(".weight")
     if linear in weights.quantized:
         return weights.quantized[linear].read_bytes(decoder.dtype.itemsize)
-    info = weights.plain.get(f"{linear}.weight")
-    if info is None:
-        info = weights.plain[EMBEDDING]
+    info = weights.plain[f"{linear}.weight"]
     is_half = decoder.model.ops.traits.halves_weights and info.dtype == "BF16"
     return prod(info.shape) * (2 if is_half else decoder.dtype.itemsize)
 

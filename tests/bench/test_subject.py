@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
+from pocket_gguf import write_pocket
 
 from localllm.bench.subject import Subject, open_random, open_subject
 from localllm.engine.config import EngineConfig
@@ -155,3 +156,15 @@ def test_the_shapes_of_the_catalogue_are_whole() -> None:
         ]
         if named and "-VL-" not in entry.repo:  # whose names count the tower too
             assert 0.9 < layers / max(named) < 1.26, alias
+
+
+def test_a_tied_head_in_blocks_counts_as_the_table(tmp_path: Path) -> None:
+    """As in GGUF files, whose tables are quantized."""
+    file = write_pocket(tmp_path / "pocket-Q8_0.gguf", "Q8_0")
+    subject = open_subject(str(file), EngineConfig(max_num_seqs=1), 64)
+    architecture = subject.architecture
+    assert architecture.tie_word_embeddings
+    width_out, width_in = architecture.vocab_size, architecture.hidden_size
+    linears = sum(prod(shape) for shape in architecture.linears().values())
+    head = 0 if "lm_head" in architecture.linears() else width_out * width_in
+    assert subject.work.weight_bytes(1) == (linears + head) // 32 * 34
