@@ -11,9 +11,10 @@ from checkpoints import tiny_config, write_checkpoint
 from pocket_gguf import write_pocket
 
 from localllm.bench.subject import Subject, open_random, open_subject
+from localllm.cost.planning import shape_of
 from localllm.engine.config import EngineConfig
 from localllm.errors import CatalogError
-from localllm.hub.catalog import CatalogEntry, load_catalog
+from localllm.hub.catalog import CatalogEntry, ModelSource, load_catalog
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
 from localllm.model.per_layer_inputs import TABLE
@@ -168,3 +169,5 @@ def test_a_tied_head_in_blocks_counts_as_the_table(tmp_path: Path) -> None:
     linears = sum(prod(shape) for shape in architecture.linears().values())
     head = 0 if "lm_head" in architecture.linears() else width_out * width_in
     assert subject.work.weight_bytes(1) == (linears + head) // 32 * 34
+    planned = shape_of(ModelSource(str(file), file=file), None)
+    assert planned.linear_bytes("lm_head") == width_out * width_in // 32 * 34
