@@ -138,11 +138,10 @@ def _fitted(config: EngineConfig, model: Architecture, longest: int) -> EngineCo
 
 def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> int:
     """Bytes of a linear's weight in memory, from the file headers; also for a tied head."""
-    if linear in weights.quantized:
-        return weights.quantized[linear].read_bytes(decoder.dtype.itemsize)
-    info = weights.plain.get(f"{linear}.weight")
-    if info is None:
-        info = weights.plain[EMBEDDING]
+    quantized = weights.find_quantized(linear)
+    if quantized is not None:
+        return quantized.read_bytes(decoder.dtype.itemsize)
+    info = weights.plain.get(f"{linear}.weight") or weights.plain[EMBEDDING]
     is_half = decoder.model.ops.traits.halves_weights and info.dtype == "BF16"
     return prod(info.shape) * (2 if is_half else decoder.dtype.itemsize)
 

@@ -342,8 +342,9 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
     plain = RandomWeights(architecture, "bf16", torch.device("cpu"))
 
     def linear_bytes(linear: str) -> int:
-        if linear in weights.quantized:
-            return weights.quantized[linear].read_bytes(dtype.itemsize)
+        quantized = weights.find_quantized(linear)
+        if quantized is not None:
+            return quantized.read_bytes(dtype.itemsize)
         return plain.linear_bytes(linear) * dtype.itemsize // 2
 
     quantization = describe_quantization(read_json_object(folder / "config.json"))

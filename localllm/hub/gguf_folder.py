@@ -7,6 +7,7 @@ they lie.
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ def folder_of(file: Path) -> Path:
 
 
 def _contents(header: GgufHeader) -> dict[str, Mapping[str, Any]]:
-    files = [str(each.absolute()) for each in header.files]
+    files = [str(_place(each)) for each in header.files]
     sampling = {
         name: header.keys[f"general.sampling.{key}"]
         for key, name in _SAMPLING.items()
@@ -78,10 +79,11 @@ def _write(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
     made = Path(tempfile.mkdtemp(prefix="gguf-", dir=folder.parent.parent))
     try:
         for name, content in contents.items():
-            (made / name).write_text(json.dumps(content, ensure_ascii=False))
+            # In UTF-8, whatever the locale says; escaped are only bytes of paths that are no text.
+            text = json.dumps(content, ensure_ascii=name == GGUF_NAME)
+            (made / name).write_text(text, encoding="utf-8")
         made.rename(folder)
     except OSError as error:
-        shutil.rmtree(made, ignore_errors=True)
         if not folder.exists():  # else another process was faster
             raise CheckpointError(
                 f"the vocabulary of a GGUF file cannot be kept: {error.strerror}",
@@ -89,17 +91,26 @@ def _write(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
                 hint="make room there, or set XDG_CACHE_HOME",
                 exit_code=ExitCode.DISK,
             ) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)  # of what has not got its name
+
+
+def _place(file: Path) -> Path:
+    """Where a file lies, by its own name: two links to one file are two models, since one of them
+    may go, and the other files of a split set may differ.
+    """
+    return file.parent.resolve() / file.name
 
 
 def _digest(file: Path) -> str:
     """Of what the small files are made from: the file, as far as its status tells, and our code."""
-    place = file.resolve()
+    place = _place(file)
     try:
         status = place.stat()
         told = f"{place} {status.st_size} {status.st_mtime_ns} {status.st_ino} {__version__}"
     except OSError:
         told = str(place)  # `read_gguf` says what is wrong
-    digest = hashlib.sha256(told.encode())
+    digest = hashlib.sha256(os.fsencode(told))
     for name in _MADE_BY:
         path = _PACKAGE / name
         for source in sorted(path.glob("*.py")) if path.is_dir() else [path]:
@@ -111,7 +122,7 @@ def _forget_gone(folders: Path) -> None:
     """Remove the folders of files that are not there any more."""
     for folder in folders.iterdir():
         try:
-            files = json.loads((folder / GGUF_NAME).read_text())["files"]
+            files = json.loads((folder / GGUF_NAME).read_bytes())["files"]
             if all(Path(each).exists() for each in files):
                 continue
         except (OSError, ValueError, KeyError):

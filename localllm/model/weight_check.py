@@ -82,6 +82,12 @@ class WeightMap:
         """The kinds of the packed weights that stay packed."""
         return {each.layout.kind for each in self.quantized.values() if not each.num_dense}
 
+    def find_quantized(self, linear: str) -> StoredLinear | None:
+        """A quantized linear; of a tied head the table. None if it is plain."""
+        if linear == HEAD and f"{HEAD}.weight" not in self.plain and HEAD not in self.quantized:
+            linear = EMBEDDING.removesuffix(".weight")
+        return self.quantized.get(linear)
+
     def layouts(self, linears: Iterable[str]) -> "set[WeightLayout | None]":
         """The layouts of these linears, which decide the kernels; None for a plain one."""
         kept = {name: each for name, each in self.quantized.items() if not each.num_dense}

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
+from pocket_gguf import write_pocket
 
 from localllm.bench.subject import Subject, open_random, open_subject
+from localllm.cost.planning import shape_of
 from localllm.engine.config import EngineConfig
 from localllm.errors import CatalogError
-from localllm.hub.catalog import CatalogEntry, load_catalog
+from localllm.hub.catalog import CatalogEntry, ModelSource, load_catalog
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
 from localllm.model.per_layer_inputs import TABLE
@@ -155,3 +157,17 @@ def test_the_shapes_of_the_catalogue_are_whole() -> None:
         ]
         if named and "-VL-" not in entry.repo:  # whose names count the tower too
             assert 0.9 < layers / max(named) < 1.26, alias
+
+
+def test_a_tied_head_in_blocks_counts_as_the_table(tmp_path: Path) -> None:
+    """As in GGUF files, whose tables are quantized."""
+    file = write_pocket(tmp_path / "pocket-Q8_0.gguf", "Q8_0")
+    subject = open_subject(str(file), EngineConfig(max_num_seqs=1), 64)
+    architecture = subject.architecture
+    assert architecture.tie_word_embeddings
+    width_out, width_in = architecture.vocab_size, architecture.hidden_size
+    linears = sum(prod(shape) for shape in architecture.linears().values())
+    head = 0 if "lm_head" in architecture.linears() else width_out * width_in
+    assert subject.work.weight_bytes(1) == (linears + head) // 32 * 34
+    planned = shape_of(ModelSource(str(file), file=file), None)
+    assert planned.linear_bytes("lm_head") == width_out * width_in // 32 * 34

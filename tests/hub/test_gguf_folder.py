@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,48 @@ def test_a_folder_is_made_once_and_again_for_another_file(file: Path, tmp_path: 
     copy.unlink()
     folder_of(file)  # makes room: that of a file that is gone is removed
     assert not second.exists()
+
+
+def test_two_links_to_a_file_do_not_depend_on_each_other(file: Path, tmp_path: Path) -> None:
+    """As two revisions in the hub's cache have one blob, and one of them may be removed."""
+    repository = tmp_path / "models--org--name"
+    blob = repository / "blobs" / "aa"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(file.read_bytes())
+    links = [repository / "snapshots" / each / "model.gguf" for each in ("1", "2")]
+    for link in links:
+        link.parent.mkdir(parents=True)
+        link.symlink_to(blob)
+        assert find_weight_files(folder_of(link)) == [link]
+    links[0].unlink()
+    assert find_weight_files(folder_of(links[1])) == [links[1]]
+
+
+def test_the_place_is_that_of_the_file_and_not_of_a_link_to_its_folder(
+    file: Path, tmp_path: Path
+) -> None:
+    """Such a link may lead elsewhere later, and the folder would stand for another file."""
+    model = tmp_path / "1" / "model.gguf"
+    model.parent.mkdir()
+    model.write_bytes(file.read_bytes())
+    (tmp_path / "newest").symlink_to("1")
+    assert find_weight_files(folder_of(tmp_path / "newest" / "model.gguf")) == [model]
+
+
+@pytest.mark.parametrize("name", [b"\xc3\xb6.gguf", b"\xff.gguf"])
+def test_neither_a_locale_nor_bytes_of_a_name_matter(
+    file: Path, tmp_path: Path, name: bytes
+) -> None:
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+    path.write_bytes(file.read_bytes())
+    code = (
+        "import sys; from pathlib import Path; from localllm.hub.gguf_folder import folder_of;"
+        "from localllm.model.weight_files import find_weight_files;"
+        "assert find_weight_files(folder_of(Path(sys.argv[1]))) == [Path(sys.argv[1])]"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", code, path], env=os.environ | ascii_only, check=True)
+    assert not [*cache_folder("gguf").parent.glob("gguf-*")]
 
 
 def test_only_folders_of_our_own_stand_for_other_files(file: Path, tmp_path: Path) -> None:
