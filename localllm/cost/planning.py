@@ -44,7 +44,7 @@ from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
-from localllm.model.weight_files import find_weight_files
+from localllm.model.weight_files import find_weight_files, is_gguf_folder
 from localllm_kernels.attention.kv_cache import row_bytes
 from localllm_kernels.backend import find_traits
 from localllm_kernels.compiling.traits import Traits, WeightLayout
@@ -295,6 +295,9 @@ def _shape_alone(source: ModelSource, kind: str | None) -> tuple[Shape, list[Pat
         architecture, _ = catalog_shape(entry.alias)
     else:
         folder = own or fetch_model(source, with_weights=False)
+        if kind is None and is_gguf_folder(folder):
+            files = find_weight_files(folder)
+            return replace(_shape_of_files(source.name, folder, files), is_here=False), files
         architecture = read_architecture(folder)
     kind = kind or (entry.quantization if entry else "bf16")
     return _shape_of_kind(source.name, architecture, kind, entry), []

@@ -148,6 +148,19 @@ def read_gguf(path: Path) -> GgufHeader:
     return GgufHeader(keys, tensors, files)
 
 
+def holds_header(path: Path) -> bool:
+    """Whether the beginning of a file, as far as it has been fetched, holds all of its header.
+
+    Raises: as `open_model_file`; CheckpointError for a header that is broken.
+    """
+    try:
+        with _mapped(path) as data:
+            _Reader(path, data).listed()
+    except _CutError:
+        return False
+    return True
+
+
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -167,13 +180,20 @@ def _files_of(first: Path, count: int) -> tuple[Path, ...]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
+    with _mapped(path) as data:
+        return _Reader(path, data).read()
+
+
+def _mapped(path: Path) -> mmap.mmap:
     with open_model_file(path) as file:
         try:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise _error(path, "it is empty") from error
-    with data:
-        return _Reader(path, data).read()
+
+
+class _CutError(CheckpointError):
+    """The data end before the header does."""
 
 
 class _Reader:
@@ -184,6 +204,12 @@ class _Reader:
         self._end = min(len(data), MAX_HEADER_BYTES)
 
     def read(self) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
+        """Keys, and tensors with their places."""
+        keys, tensors, offsets = self.listed()
+        return keys, dict(self._placed(tensors, offsets, self._alignment(keys)))
+
+    def listed(self) -> tuple[dict[str, GgufValue], dict[str, GgufTensor], list[int]]:
+        """Keys, and tensors with their offsets, whether or not the file holds their data."""
         try:
             num_tensors, num_keys = self._begin()
             keys = dict[str, GgufValue]()
@@ -192,7 +218,6 @@ class _Reader:
                 if name in keys:
                     raise self._error(f"it has key {name!r:.120} twice")
                 keys[name] = self._value(name)
-            alignment = self._alignment(keys)
             tensors = dict[str, GgufTensor]()
             offsets = list[int]()
             for _ in range(num_tensors):
@@ -203,7 +228,7 @@ class _Reader:
                 offsets.append(offset)
         except StructError as error:
             raise self._cut() from error
-        return keys, dict(self._placed(tensors, offsets, alignment))
+        return keys, tensors, offsets
 
     def _begin(self) -> tuple[int, int]:
         if self._data[:4] != MAGIC:
@@ -358,7 +383,8 @@ class _Reader:
     def _cut(self) -> CheckpointError:
         if self._end < len(self._data):
             return self._error(f"its header is larger than {MAX_HEADER_BYTES:,} bytes")
-        return self._error("it is cut short: its header is not complete")
+        problem = "it is cut short: its header is not complete"
+        return _error(self._path, problem, _CutError)
 
     def _error(self, problem: str) -> CheckpointError:
         return _error(self._path, problem)
@@ -368,7 +394,7 @@ def _aligned(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
-def _error(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"broken GGUF file {path.name}: {problem}", where=str(path), hint=_REDOWNLOAD
-    )
+def _error(
+    path: Path, problem: str, kind: type[CheckpointError] = CheckpointError
+) -> CheckpointError:
+    return kind(f"broken GGUF file {path.name}: {problem}", where=str(path), hint=_REDOWNLOAD)

@@ -25,6 +25,7 @@ from localllm.errors import (
 from localllm.files.model_file import check_link
 from localllm.files.regular_file import read_regular
 from localllm.hub.catalog import ModelSource
+from localllm.hub.headers_alone import fetch_headers
 from localllm.hub.quantized_files import choose
 from localllm.hub.runnable import check_config, check_listed
 from localllm.hub.snapshot import (
@@ -71,8 +72,8 @@ def fetch_model(
     """The folder with the files of `source`, downloaded into the hub's cache if necessary; that of
     a GGUF model is made from its header.
 
-    Without weights only the small files are fetched; weights that are already here are found. A
-    GGUF model has no small files, and must be here then. `refresh` asks the hub whether there is a
+    Without weights only the small files are fetched, or the headers of a GGUF model; weights that
+    are already here are found. `refresh` asks the hub whether there is a
     newer revision. The hub's variables apply (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE,
     HF_ENDPOINT).
 
@@ -104,7 +105,7 @@ def fetch_model(
         if with_weights:
             check_runnable(snapshot)
         elif snapshot.gguf_file is not None and snapshot.missing:
-            raise _without_header(name)
+            return _folder_at(fetch_headers(snapshot))
         folder = _fetch(snapshot, source.revision, verified, progress)
     _check_links(folder)
     _check_hashes(snapshot, folder, verified, progress)
@@ -324,15 +325,6 @@ def _place_in(snapshot: Path, source: ModelSource, with_weights: bool) -> Path:
     if with_weights:
         find_weight_files(snapshot)
     return snapshot
-
-
-def _without_header(name: str) -> DownloadError:
-    return DownloadError(
-        f"{name} is not on this machine",
-        where="what a GGUF file holds is read from the file itself",
-        hint=f"localllm pull {name}",
-        exit_code=ExitCode.MODEL,
-    )
 
 
 def _unreachable(name: str, reason: str) -> DownloadError:

@@ -27,7 +27,7 @@ def find_weight_files(folder: Path) -> list[Path]:
 
     Raises: CheckpointError where there are none, or where a shard of the index is missing.
     """
-    if folder.parent == cache_folder(GGUF_FOLDERS):
+    if is_gguf_folder(folder):
         stands_for = read_json_object(folder / GGUF_NAME).get("files")
         if isinstance(stands_for, list):
             return [Path(str(each)) for each in stands_for]
@@ -49,6 +49,11 @@ def find_weight_files(folder: Path) -> list[Path]:
             "bindings/python/convert.py) or use a repository that has them",
         )
     raise no_weights(folder)
+
+
+def is_gguf_folder(folder: Path) -> bool:
+    """Whether a folder is one of our own that stands for a GGUF model."""
+    return folder.parent == cache_folder(GGUF_FOLDERS)
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:

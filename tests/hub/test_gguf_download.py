@@ -195,17 +195,6 @@ def test_of_both_forms_the_safetensors_are_taken_unless_a_tag_says_otherwise(
     assert opened[-1] == folder / LARGE
 
 
-def test_without_its_file_nothing_is_told_of_a_gguf_model(hub: Hub) -> None:
-    for name in (f"{REPO}:Q8_0", REPO):
-        with pytest.raises(DownloadError) as caught:
-            fetch(name, with_weights=False)
-        assert caught.value.exit_code == ExitCode.MODEL
-        assert caught.value.hint == f"localllm pull {name}"
-    assert not fetched(hub)
-    fetch(f"{REPO}:Q8_0")
-    assert fetch(f"{REPO}:Q8_0", with_weights=False).name == "tiny-Q8_0"
-
-
 def test_pull_tells_of_both_forms_and_fetches_one(
     hub: Hub, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from localllm.cli.flags.common import JsonLines
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
 from localllm.cli.flags.groups import Flags, flag, one_of, only, takes_flags
 from localllm.cli.flags.values import parse_size
+from localllm.cli.models.pull import gguf_beside
 from localllm.errors import ExitCode, RequestError
 from localllm.hub.catalog import resolve_model
 from localllm.user.settings import default_model
@@ -161,12 +162,18 @@ def _plan_model(
     """Print the plan of one model; return whether it fits."""
     from localllm.cost.planning import plan_model, shape_of
 
-    shape = shape_of(resolve_model(name), weights, engine.speculation)
+    source = resolve_model(name)
+    shape = shape_of(source, weights, engine.speculation)
     found = plan_model(shape, machine, engine)
     if json_output:
         write_stdout(json.dumps(found.as_json(), indent=2) + "\n")
-    else:
-        write_stdout(show_controls(plan_table(found, engine)))
+        return found.fits
+    write_stdout(show_controls(plan_table(found, engine)))
+    # The hub was asked for other shapes than those of the catalogue.
+    has_asked = not found.shape.is_here and found.shape.entry is None
+    beside = gguf_beside(source) if has_asked else None
+    if beside is not None:
+        note(show_controls(beside), dim=True)
     return found.fits
 
 

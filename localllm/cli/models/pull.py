@@ -9,7 +9,7 @@ from localllm.cli.draw.output import note, show_controls, write_stdout
 from localllm.cli.draw.words import size
 from localllm.cli.flags import common
 from localllm.cli.models.warm import offer_to_warm
-from localllm.errors import DownloadError, ExitCode, RequestError
+from localllm.errors import DownloadError, ExitCode, LocalLLMError, RequestError
 from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 
 if TYPE_CHECKING:
@@ -127,6 +127,22 @@ def describe_snapshot(snapshot: "HubSnapshot") -> str:
     if snapshot.missing_bytes == snapshot.num_bytes:
         return f"{what} to fetch"
     return f"{what}, {size(snapshot.missing_bytes)} to fetch"
+
+
+def gguf_beside(source: ModelSource) -> str | None:
+    """What is said of GGUF models in a repository whose safetensors would be fetched; None if there
+    are none, and if the hub does not answer: the download will say why.
+    """
+    from localllm.hub.download import hub_errors
+    from localllm.hub.snapshot import look_up
+
+    if source.repo is None or source.tag is not None:
+        return None
+    try:
+        with hub_errors(source.repo, source.repo):
+            return describe_gguf(look_up(source.repo, source.revision))
+    except LocalLLMError:
+        return None
 
 
 def describe_gguf(snapshot: "HubSnapshot") -> str | None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from localllm.cli.draw.output import is_terminal, note, show_controls, write_stderr
 from localllm.cli.draw.status_line import StatusLine
 from localllm.cli.draw.words import duration, size
+from localllm.cli.models.pull import gguf_beside
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.hub.catalog import (
     CatalogEntry,
+    ModelSource,
     is_model_name,
     load_catalog,
     plain_name,
@@ -62,7 +64,7 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
         return name
     with StatusLine(lambda: f"estimating what {name} needs", _SHOWN_S):
         choices = _choices(entry, engine)
-        other = _gguf_beside(entry)
+        other = gguf_beside(ModelSource(entry.alias, repo=entry.repo, revision=entry.revision))
     note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
     for number, choice in enumerate(choices, 1):
         misfit = "" if choice.fits else "; it does not fit in memory"
@@ -97,25 +99,9 @@ def _of_another_program(name: str) -> StoredModel | None:
     return stored if stored is not None and stored.file == file else None
 
 
-def _gguf_beside(entry: CatalogEntry) -> str | None:
-    """What is said of GGUF models in an alias's repository; None if the hub does not answer: the
-    download will say why.
-    """
-    from localllm.cli.models.pull import describe_gguf
-    from localllm.hub.download import hub_errors
-    from localllm.hub.snapshot import look_up
-
-    try:
-        with hub_errors(entry.repo, entry.repo):
-            return describe_gguf(look_up(entry.repo, entry.revision))
-    except LocalLLMError:
-        return None
-
-
 def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
     """The choices in order: those that fit first, and among them the quickest to an answer."""
     from localllm.cost.planning import plan_model, shape_of, this_machine
-    from localllm.hub.catalog import ModelSource
 
     source = ModelSource(entry.alias, repo=entry.repo)
     machine = this_machine(engine, measures=False)
