@@ -150,7 +150,6 @@ def describe_gguf(snapshot: "HubSnapshot") -> str | None:
     and which is better here; None if there are none.
     """
     from localllm.hub.quantized_files import models_among, tag_of, usual
-    from localllm.hub.recommendation import has_gpu_driver
 
     models = models_among(snapshot.gguf)
     if snapshot.gguf_file is not None or not models:
@@ -159,12 +158,11 @@ def describe_gguf(snapshot: "HubSnapshot") -> str | None:
     repo, others = snapshot.origin.repo, len(models) - 1
     also = f" ({others} other {'size' if others == 1 else 'sizes'} too)" if others else ""
     share = models[name] / max(1, snapshot.num_bytes)
-    if has_gpu_driver():
-        better = "on this GPU the safetensors are better: it multiplies slowly with blocks of GGUF"
-    elif share < 1:
-        better = f"on this CPU the GGUF is better: a token reads {share:.0%} of the bytes"
+    # Decode takes as long as its bytes, on a CPU and on a GPU.
+    if share < 1:
+        better = f"for this machine the GGUF is better: a token reads {share:.0%} of the bytes"
     else:
-        better = "on this CPU the safetensors are better: a token reads fewer bytes"
+        better = "for this machine the safetensors are better: a token reads fewer bytes"
     return (
         f"there is also a GGUF: {repo}:{tag_of(name)}, {size(models[name])}{also}; "
         f"its safetensors have {size(snapshot.num_bytes)}; {better}"
