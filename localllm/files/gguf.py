@@ -5,6 +5,7 @@ types, sizes and places of its tensors, then their data. A model may be split ov
 """
 
 import mmap
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,18 +122,23 @@ def read_gguf(path: Path) -> GgufHeader:
     Raises: as `open_model_file`; CheckpointError for a header that is broken or contradicts itself
     or its file, and for a split model of which a file is missing.
     """
-    first = _first_of(path)
-    keys, tensors = _read_file(first)
+    files = split_files(path)
+    first = files[0]
+    keys, tensors = _read_part(first, len(files))
     count = keys.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= MAX_FILES:
         raise _error(first, f"it claims to be split in {count!r:.40} files")
     if count < 2:
         return GgufHeader(keys, tensors, (first,))
-    files = _files_of(first, count)
+    if len(files) != count:
+        raise _error(
+            first,
+            f"it is one of {count} files, which must be named like NAME-00001-of-{count:05}.gguf",
+        )
     if keys.get("split.no") != 0:
         raise _error(first, f"by its name it is the first file, but it says {keys.get('split.no')}")
     for number, file in enumerate(files[1:], 1):
-        others, more = _read_file(file)
+        others, more = _read_part(file, count)
         if others.get("split.no") != number or others.get("split.count") != count:
             raise _error(file, f"it is not file {number + 1} of {count}")
         for name in more:
@@ -164,19 +170,24 @@ def holds_header(path: Path) -> bool:
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
-def _first_of(path: Path) -> Path:
+def split_files(path: Path) -> tuple[Path, ...]:
+    """All files of a model as the name of one of them tells, the first one first."""
     found = _SPLIT.fullmatch(path.name)
-    return path if found is None else path.with_name(f"{found[1]}-00001-of-{found[3]}.gguf")
+    if found is None or not 1 <= int(found[3]) <= MAX_FILES:
+        return (path,)
+    count = int(found[3])
+    return tuple(path.with_name(f"{found[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
 
 
-def _files_of(first: Path, count: int) -> tuple[Path, ...]:
-    found = _SPLIT.fullmatch(first.name)
-    if found is None or int(found[3]) != count:
-        raise _error(
-            first,
-            f"it is one of {count} files, which must be named like NAME-00001-of-{count:05}.gguf",
+def _read_part(path: Path, count: int) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
+    """One of the `count` files of a model. Raises: as `_read_file`, and where it is missing."""
+    if count > 1 and not os.path.lexists(path):
+        raise CheckpointError(
+            f"{path.name} is missing, one of the {count} files of the model",
+            where=str(path),
+            hint="put it beside the others",
         )
-    return tuple(first.with_name(f"{found[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
+    return _read_file(path)
 
 
 def _read_file(path: Path) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
@@ -235,7 +246,7 @@ class _Reader:
             raise self._error(f"it does not begin with {MAGIC.decode()}")
         self._at = 4
         version = self._number(_U32)
-        if version & 0xFFFF == 0:
+        if version and version & 0xFFFF == 0:
             raise UnsupportedModelError(
                 f"{self._path.name} is big-endian",
                 where=str(self._path),

@@ -1,8 +1,9 @@
 """The files of a model's folder, which are untrusted: each is opened here and nowhere else.
 
 A file must be a regular file in the folder. A link may point to another name there, and from a
-snapshot in the hub's cache also to a blob of the same repository, as the hub's client makes them.
-The models that ship with this package may be linked, however it was installed.
+snapshot in the hub's cache also to a blob of the same repository, as the hub's client makes them:
+another link could show a file of the user's to whoever made the folder. The models that ship with
+this package may be linked, however it was installed. A path that the user gives is followed first.
 """
 
 import os
@@ -62,29 +63,50 @@ def check_link(path: Path) -> None:
     _find(path)
 
 
+def follow_links(path: Path) -> Path:
+    """Where the file is opened that a user names by `path`: behind links out of their folders, but
+    by its name in a snapshot, since a blob of the hub's cache has none.
+
+    Raises: CheckpointError for links that lead nowhere.
+    """
+    while path.is_symlink() and not _may_be_at(path, _resolved(path)):
+        path = path.parent / path.readlink()
+    return path
+
+
 def _find(path: Path) -> Path:
     """Where a file of a model's folder lies, links resolved."""
+    place = _resolved(path)
+    if not _may_be_at(path, place):
+        raise CheckpointError(
+            f"{path.name} is a link out of the model's folder",
+            where=f"{path} points to {place}",
+            hint="put a copy of the file in the folder; a GGUF file can be opened by its own path",
+        )
+    return place
+
+
+def _resolved(path: Path) -> Path:
     try:
-        folder, place = path.parent.resolve(), path.resolve()
+        return path.resolve()
     except (OSError, RuntimeError) as error:  # a cycle of links
         raise CheckpointError(
             f"{path.name} cannot be found: its links lead nowhere",
             where=str(path),
             hint=_REDOWNLOAD,
         ) from error
+
+
+def _may_be_at(path: Path, place: Path) -> bool:
+    """Whether a file of a model's folder may lie at `place`."""
+    folder = path.parent.resolve()
     # The snapshot itself, or a folder in it.
     snapshot = folder if folder.parent.name == "snapshots" else folder.parent
     repository = snapshot.parent.parent
     is_snapshot = snapshot.parent.name == "snapshots" and repository.name.startswith("models--")
     is_blob = is_snapshot and place.parent == repository / "blobs"
     is_ours = path.parent.parent == _PACKAGE
-    if not place.is_relative_to(folder) and not is_blob and not is_ours:
-        raise CheckpointError(
-            f"{path.name} is a link out of the model's folder",
-            where=f"{path} points to {place}",
-            hint="put a copy of the file in the folder, or download the model again",
-        )
-    return place
+    return place.is_relative_to(folder) or is_blob or is_ours
 
 
 def _refuse_pointer(path: Path, start: bytes) -> None:

@@ -46,8 +46,8 @@ class OtherLayout:
     hint: str
 
 
-def find_layout(names: Collection[str]) -> OtherLayout | None:
-    """What files with these names (paths below a folder) are if they are no model for localllm;
+def find_layout(names: Collection[str], folder: Path = Path()) -> OtherLayout | None:
+    """What files with these names (paths below `folder`) are if they are no model for localllm;
     None if their names do not tell.
     """
     top = {name.partition("/")[0] for name in names}
@@ -67,7 +67,9 @@ def find_layout(names: Collection[str]) -> OtherLayout | None:
         files = [name for name in names if name.lower().endswith(".gguf")]
         # Not the part for pictures, where there is a model.
         first = min(files, key=lambda name: ("mmproj" in name.lower(), name))
-        return OtherLayout("its weights are GGUF files", f"the path of one of them: {first}")
+        return OtherLayout(
+            "its weights are GGUF files", f"the path of one of them: {folder / first}"
+        )
     if any(suffix in PICKLES for suffix in endings):
         hint = "a repository with safetensors"
         return OtherLayout("its weights are pickles, which can run code", hint)
@@ -83,7 +85,7 @@ def explain_missing(path: Path) -> CheckpointError | None:
     """
     folder = path.parent
     try:
-        names = sorted(each.name for each in folder.iterdir())
+        names = _names_in(folder)
         inner = [name for name in names if (folder / name / path.name).is_file()]
     except OSError:
         return None
@@ -92,10 +94,11 @@ def explain_missing(path: Path) -> CheckpointError | None:
     if path.name != "config.json":
         return None
     if not names:
-        return _cannot_run(folder, "it is empty", "the folder that has the model's files")
+        what = "its links lead nowhere" if any(folder.iterdir()) else "it is empty"
+        return _cannot_run(folder, what, "the folder that has the model's files")
     if _ADAPTER in names:
         return _adapter(folder)
-    layout = find_layout([*names, *(f"{name}/" for name in names)])
+    layout = find_layout([*names, *(f"{name}/" for name in names)], folder)
     if layout is None and inner:
         what = f"its model is in the folder {inner[0]!r:.80}"
         return _cannot_run(folder, what, str(folder / inner[0]))
@@ -110,10 +113,10 @@ def explain_missing(path: Path) -> CheckpointError | None:
 
 def no_weights(folder: Path) -> CheckpointError:
     """The error for a folder whose config.json has no weights beside it."""
-    names = [each.name for each in folder.iterdir()]
+    names = _names_in(folder)
     if any(name.startswith("adapter_model") for name in names) and _ADAPTER in names:
         return _adapter(folder)
-    layout = find_layout([name for name in names if name != _ADAPTER])
+    layout = find_layout([name for name in names if name != _ADAPTER], folder)
     if layout is None and any(name.startswith("consolidated") for name in names):
         what = "its weights are in Mistral's own layout (consolidated.safetensors)"
         layout = OtherLayout(what, "the repository's model*.safetensors")
@@ -124,6 +127,11 @@ def no_weights(folder: Path) -> CheckpointError:
         where=str(folder),
         hint="the rest of the download (localllm pull MODEL), or another folder",
     )
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The names in a folder but for links to nothing."""
+    return sorted(each.name for each in folder.iterdir() if each.exists())
 
 
 def _adapter(folder: Path) -> CheckpointError:

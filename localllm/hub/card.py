@@ -1,7 +1,7 @@
 """A checkpoint's card: what its files say about it, without loading a weight."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,12 +11,14 @@ from localllm.errors import LocalLLMError
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import ModelSource
 from localllm.hub.generation_config import read_generation_config
+from localllm.hub.quantized_files import label_of
+from localllm.hub.stores import find_stored
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
 from localllm.model.tensor_files import read_headers
 from localllm.model.tower import has_tower, text_tensors
 from localllm.model.weight_check import check_weights
-from localllm.model.weight_files import find_weight_files
+from localllm.model.weight_files import find_weight_files, is_gguf_folder
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
 
@@ -36,10 +38,15 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What `localllm show` prints. A part that could not be read is None; `problems` says why."""
+    """What `localllm show` prints. A part that could not be read is None; `problems` says why.
+
+    `place`: the folder, or the GGUF file, that `program` has downloaded, None for this one.
+    """
 
     name: str
-    folder: Path
+    place: Path
+    program: str | None
+    quantization: str
     config: Mapping[str, Any]
     architecture: Architecture | None
     weights: Weights | None
@@ -70,9 +77,15 @@ def read_card(source: ModelSource, folder: Path) -> Card:
     if weights is not None and architecture is not None:
         attempt(lambda: check_weights(find_weight_files(folder), architecture))
     defaults = attempt(lambda: read_generation_config(folder))
+    file = _gguf_file(folder, attempt)
+    stored = [each for each in find_stored() if file is not None and _is_same(each.file, file)]
     return Card(
         name=source.name,
-        folder=folder,
+        place=file or folder,
+        program=stored[0].program if stored else None,
+        quantization=describe_quantization(config)
+        if file is None
+        else _describe_gguf((source.name, file.name), weights),
         config=config,
         architecture=architecture,
         weights=weights,
@@ -80,6 +93,29 @@ def read_card(source: ModelSource, folder: Path) -> Card:
         sampling=defaults.sampling if defaults is not None else {},
         problems=tuple(problems),
     )
+
+
+def _gguf_file(folder: Path, attempt: Callable[[Any], Any]) -> Path | None:
+    """The first file of the GGUF model that a folder stands for."""
+    if not is_gguf_folder(folder):
+        return None
+    files = attempt(lambda: find_weight_files(folder))
+    return files[0] if files else None
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one has just been deleted
+        return False
+
+
+def _describe_gguf(names: Sequence[str], weights: Weights | None) -> str:
+    """How a GGUF model is quantized, as names tell, or else the type of most of its bytes."""
+    label = next(filter(None, map(label_of, names)), None)
+    if label is not None:
+        return f"GGUF {label}"
+    return "GGUF" if weights is None else f"GGUF, mostly {next(iter(weights.bytes_by_dtype))}"
 
 
 def read_weights(folder: Path, is_beside_tower: bool = False, packed_bits: int = 4) -> Weights:

@@ -5,6 +5,7 @@ repositories, and the built-in one.
 import difflib
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from localllm.errors import CatalogError, ExitCode
-from localllm.files.regular_file import read_regular
-from localllm.hub.quantized_files import ENDING
-from localllm.hub.spellings import known_spelling, without_address
+from localllm.files.gguf import MAGIC
+from localllm.files.model_file import follow_links
+from localllm.files.regular_file import open_regular, read_regular
+from localllm.hub.names_here import names_here, with_other_tags
+from localllm.hub.quantized_files import ENDING, models_among
+from localllm.hub.spellings import bases_of, known_spelling, without_address
+from localllm.hub.store_walk import StoreWalk
 from localllm.hub.stores import find_by_name
 from localllm.user.places import cache_folder, user_catalog
 
@@ -29,11 +34,14 @@ TOOLS = (
     *("qwen-coder", "seed", "glm4.5", "gemma4"),
 )
 _MAX_BYTES = 1_000_000
+# Paths that an error lists.
+_MOST_LISTED = 20
 _PACKAGE = Path(__file__).parents[1]
 # A repository, perhaps its revision, and perhaps the tag that chooses one of its GGUF files.
+_TAG = re.compile(r"[A-Za-z0-9][\w.-]*")
 _REPO_AND_TAG = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
-    r"(@(?P<revision>[A-Za-z0-9][\w./-]*))?(:(?P<tag>[A-Za-z0-9][\w.-]*))?"
+    rf"(@(?P<revision>[A-Za-z0-9][\w./-]*))?(:(?P<tag>{_TAG.pattern}))?"
 )
 # A word followed by a version or a size, as other tools name models too: gemma3, phi-4, x:20b.
 _LIKE_A_MODEL = re.compile(
@@ -246,14 +254,20 @@ def plain_name(name: str) -> str:
 
 
 def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
-    """Aliases that the user may have meant, at most three."""
-    names = [*BUILT_IN_MODELS, *load_catalog()]
-    # Other tools write the size after a colon.
-    base, _, size = name.lower().partition(":")
-    spelt = f"{base}-{size}" if size and size != "latest" else base
+    """Aliases and models on this machine that the user may have meant, at most three."""
+    names = {_with_hyphen(each): each for each in (*BUILT_IN_MODELS, *load_catalog())}
+    for each in names_here():
+        names |= dict.fromkeys({_with_hyphen(each), *bases_of(each)} - {*names}, each)
+    spelt = _with_hyphen(name)
     begun = [each for each in names if each.startswith(spelt)] if len(spelt) > 2 else []
-    near = difflib.get_close_matches(spelt, names, n=3, cutoff=cutoff)
-    return list(dict.fromkeys([*begun, *near]))[:3]
+    near = difflib.get_close_matches(spelt, names, n=6, cutoff=cutoff)
+    return list(dict.fromkeys(names[each] for each in [*begun, *near]))[:3]
+
+
+def _with_hyphen(name: str) -> str:
+    """A name as aliases are written: other programs write the size after a colon."""
+    base, _, size = name.lower().partition(":")
+    return f"{base}-{size}" if size and size != "latest" else base
 
 
 def is_model_name(name: str) -> bool:
@@ -269,7 +283,7 @@ def is_model_name(name: str) -> bool:
         return True
     if _REPO_AND_TAG.fullmatch(name) is not None or name.lower().endswith(ENDING):
         return True
-    return find_by_name(name) is not None
+    return is_gguf_file(name) or _path_of_tag(name) is not None or find_by_name(name) is not None
 
 
 def looks_like_model(word: str) -> bool:
@@ -282,7 +296,14 @@ def looks_like_model(word: str) -> bool:
 
 
 def unknown_model(name: str, hint: str = "") -> CatalogError:
-    """The error for an unknown model name, with the nearest known names."""
+    """The error for an unknown model name, with its other tags here, or else the nearest names."""
+    here = with_other_tags(name)
+    if here:
+        return CatalogError(
+            f"unknown model {name!r:.200}",
+            where=f"here is {', '.join(here)}",
+            hint=f"{here[0]}, or another name; localllm ls lists what is here",
+        )
     near = nearest_models(name, cutoff=0.5)
     others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
     return CatalogError(
@@ -297,7 +318,7 @@ def resolve_model(name: str) -> ModelSource:
     downloaded, else `org/name[@revision][:tag]`.
 
     Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
-    another file, or a path where nothing is.
+    another file, a path where nothing is, or one with a tag; exit code 7 for several GGUF models.
     """
     if not name or "\0" in name:
         raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
@@ -311,15 +332,17 @@ def resolve_model(name: str) -> ModelSource:
             name, repo=entry.repo, revision=entry.revision, chat_template=entry.chat_template
         )
     if _is_folder(name):
-        return ModelSource(name, folder=Path(name))
+        only = _only_gguf(Path(name))
+        return ModelSource(name, folder=Path(name) if only is None else None, file=only)
     if is_gguf_file(name):
-        return ModelSource(name, file=Path(name))
+        return ModelSource(name, file=follow_links(Path(name)))
     quantized = _quantized_here(name)
     if quantized is not None:
         return ModelSource(name, folder=quantized)
     stored = find_by_name(name)
     if stored is not None:
         return ModelSource(stored.name, file=stored.file)
+    _refuse_tag(name)
     found = _REPO_AND_TAG.fullmatch(name)
     if found is None or found["tag"] is None:  # a tag may be the name of a file there
         _refuse_file(name)
@@ -328,8 +351,7 @@ def resolve_model(name: str) -> ModelSource:
         tag = None if found["tag"] == "latest" else found["tag"]
         return ModelSource(name, repo=found["repo"], revision=found["revision"], tag=tag)
     _refuse_address(name)
-    looks_like_path = name.startswith((".", "/", "~")) or ".." in Path(name).parts
-    if looks_like_path:
+    if _looks_like_path(name):
         raise CatalogError(
             f"there is no folder {name!r:.200}",
             hint="a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file",
@@ -342,6 +364,49 @@ def _quantized_here(name: str) -> Path | None:
     """The folder that `quantize` made under this name."""
     folder = cache_folder("quantized") / name
     return folder if Path(name).name == name and _is_folder(str(folder)) else None
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The GGUF model of a folder without safetensors; None if there is none.
+
+    Raises: CatalogError (exit code 7), which lists them, for several.
+    """
+    if any(folder.glob("*.safetensors")):
+        return None
+    models = [*models_among(StoreWalk().gguf(folder))]
+    if len(models) > 1:
+        paths = [shlex.quote(str(folder / each)) for each in models[:_MOST_LISTED]]
+        raise CatalogError(
+            f"{folder} has {len(models)} GGUF models",
+            where=", ".join(paths),
+            hint=f"the path of one of them: {paths[0]}",
+            exit_code=ExitCode.CHECKPOINT,
+        )
+    return folder / models[0] if models else None
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or ".." in Path(name).parts
+
+
+def _path_of_tag(name: str) -> str | None:
+    """The path of a GGUF file or a folder in front of a tag; None for other names."""
+    path, _, tag = os.path.expanduser(name).rpartition(":")
+    if not path or _TAG.fullmatch(tag) is None:  # as in `main.py: what is wrong?`
+        return None
+    return path if is_gguf_file(path) or (_looks_like_path(path) and _is_folder(path)) else None
+
+
+def _refuse_tag(name: str) -> None:
+    """Raises: CatalogError (exit code 2) for a path with a tag."""
+    path = _path_of_tag(name)
+    if path is not None:
+        raise CatalogError(
+            f"a path takes no tag: {name:.200}",
+            where="a tag chooses among the files of a repository of the hub",
+            hint=shlex.quote(path),
+            exit_code=ExitCode.USAGE,
+        )
 
 
 def _refuse_address(name: str) -> None:
@@ -361,18 +426,28 @@ def _refuse_file(name: str) -> None:
     if not is_here and not name.lower().endswith(ENDING):
         return
     where = "a model is a folder with config.json, tokenizer.json and *.safetensors, or a GGUF file"
-    if not is_here:
+    if Path(name).is_symlink() and not is_here:
+        what, hint = "is a link to nothing", f"make it lead to a file: {os.readlink(name)} is none"
+    elif not is_here:
         what, hint = "does not exist", "check the path"
     else:
-        what, folder = "is a file", Path(name).parent
+        what, folder = "is a file, and no GGUF", Path(name).parent
         has_model = (folder / "config.json").is_file()
-        hint = f"the folder that it is in: {folder}" if has_model else "the folder that it is in"
+        hint = f"the folder that it is in: {folder}" if has_model else "the path of such a one"
     raise CatalogError(f"{name:.200} {what}", where=where, hint=hint, exit_code=ExitCode.USAGE)
 
 
 def is_gguf_file(name: str) -> bool:
-    """Whether there is a GGUF file of this name; it is known by its ending."""
-    return name.lower().endswith(ENDING) and is_file(name)
+    """Whether there is a GGUF file of this name, known by how it begins; one that only ends like
+    one is broken.
+    """
+    if not is_file(name):
+        return False
+    try:
+        with open_regular(Path(name)) as file:
+            return file.read(len(MAGIC)) == MAGIC or name.lower().endswith(ENDING)
+    except OSError:  # whoever opens it says why
+        return name.lower().endswith(ENDING)
 
 
 def is_file(name: str) -> bool:

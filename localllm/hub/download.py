@@ -26,6 +26,7 @@ from localllm.files.model_file import check_link
 from localllm.files.regular_file import read_regular
 from localllm.hub.catalog import ModelSource
 from localllm.hub.headers_alone import fetch_headers
+from localllm.hub.names_here import with_other_tags
 from localllm.hub.quantized_files import choose
 from localllm.hub.runnable import check_config, check_listed
 from localllm.hub.snapshot import (
@@ -331,8 +332,14 @@ def _unreachable(name: str, reason: str) -> DownloadError:
     return DownloadError(
         f"{name} is not on this machine, and the hub cannot be reached",
         where=re.sub(r"\[Errno -?\d+\] ", "", reason.partition("\n")[0])[:300],
-        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
+        hint=_other_tags(name) or "check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or a folder",
     )
+
+
+def _other_tags(name: str) -> str:
+    """The next step where models that only differ in their tags are here; "" if none are."""
+    here = with_other_tags(name)
+    return f"{', '.join(here)}, which is on this machine" if here else ""
 
 
 def _is_unreachable(error: Exception) -> bool:
@@ -376,7 +383,7 @@ def hub_errors(name: str, repo: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"the hub has no model {name!r}, or it is private",
-            hint="check the spelling; for a private one set HF_TOKEN",
+            hint=_other_tags(name) or "check the spelling; for a private one set HF_TOKEN",
             exit_code=ExitCode.MODEL,
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:

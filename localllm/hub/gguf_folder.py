@@ -1,8 +1,8 @@
 """A GGUF model as a folder: the small files that a checkpoint has, made from the file's header.
 
 All that opens a model reads config.json, tokenizer.json and the like from a folder. For a GGUF file
-they are made once and kept in the cache, beside the path of the file, whose blocks are read where
-they lie.
+they are made once and kept in the cache, with the path of the file, whose blocks are read where
+they lie. When another is made, those of files that are gone and those unused for long are removed.
 """
 
 import hashlib
@@ -11,17 +11,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import CheckpointError, ExitCode
-from localllm.files.gguf import GgufHeader, read_gguf
-from localllm.files.private_files import private_folder
+from localllm.files.file_times import note_use
+from localllm.files.gguf import GgufHeader, read_gguf, split_files
 from localllm.hub import generation_config
+from localllm.hub.kept_folders import forget_unused, private_place
 from localllm.model.gguf.config import config_of
 from localllm.model.weight_files import GGUF_FOLDERS, GGUF_NAME
 from localllm.text.gguf_tokenizer import end_token_ids, tokenizer_files
-from localllm.user.places import cache_folder
 from localllm.user.version import __version__
 
 # What the files depend on besides the GGUF file.
@@ -37,35 +38,37 @@ _SAMPLING = {
 }
 
 
+# Size, time of the last change and number of a file.
+_Status = tuple[int, int, int]
+
+
 def folder_of(file: Path) -> Path:
     """The folder with the small files of a GGUF model; `file`: any of its files.
 
     Raises: as `read_gguf`, `config_of` and `tokenizer_files`; CheckpointError (exit code 5) where
     there is no place for the folder.
     """
-    folders = private_folder(cache_folder(GGUF_FOLDERS), "a GGUF model cannot be opened")
-    if folders is None:
-        raise CheckpointError(
-            "the vocabulary of a GGUF file needs a place in the cache",
-            where=str(cache_folder(GGUF_FOLDERS)),
-            hint="make the folder writable, or set XDG_CACHE_HOME",
-            exit_code=ExitCode.DISK,
-        )
-    folder = folders / _digest(file)
+    folders, statuses = private_place(GGUF_FOLDERS), _statuses(file)
+    folder = folders / _digest(file, statuses)
     if not folder.exists():
-        header = read_gguf(file)
+        contents = _contents(read_gguf(file), statuses)
         _forget_gone(folders)
-        _write(folder, _contents(header))
+        forget_unused(folders)
+        _write(folder, contents)
+    note_use(folder)
     return folder
 
 
-def _contents(header: GgufHeader) -> dict[str, Mapping[str, Any]]:
-    files = [str(_place(each)) for each in header.files]
+def _contents(header: GgufHeader, statuses: Mapping[Path, _Status]) -> dict[str, Mapping[str, Any]]:
     sampling = {
         name: header.keys[f"general.sampling.{key}"]
         for key, name in _SAMPLING.items()
         if f"general.sampling.{key}" in header.keys
     }
+    files = []
+    for place in map(_place, header.files):
+        num_bytes, mtime_ns, _ = statuses[place]
+        files.append({"path": str(place), "num_bytes": num_bytes, "mtime_ns": mtime_ns})
     return {
         "config.json": config_of(header),
         **tokenizer_files(header.keys, str(header.files[0])),
@@ -76,7 +79,7 @@ def _contents(header: GgufHeader) -> dict[str, Mapping[str, Any]]:
 
 def _write(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
     """Write all files, then give the folder its name: nobody sees a part of them."""
-    made = Path(tempfile.mkdtemp(prefix="gguf-", dir=folder.parent.parent))
+    made = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
     try:
         for name, content in contents.items():
             # In UTF-8, whatever the locale says; escaped are only bytes of paths that are no text.
@@ -102,14 +105,21 @@ def _place(file: Path) -> Path:
     return file.parent.resolve() / file.name
 
 
-def _digest(file: Path) -> str:
-    """Of what the small files are made from: the file, as far as its status tells, and our code."""
-    place = _place(file)
-    try:
-        status = place.stat()
-        told = f"{place} {status.st_size} {status.st_mtime_ns} {status.st_ino} {__version__}"
-    except OSError:
-        told = str(place)  # `read_gguf` says what is wrong
+def _statuses(file: Path) -> dict[Path, _Status]:
+    """Of all files of a model, as far as they are here."""
+    found = {}
+    for place in map(_place, split_files(file)):
+        with suppress(OSError):  # `read_gguf` says what is wrong
+            status = place.stat()
+            found[place] = status.st_size, status.st_mtime_ns, status.st_ino
+    return found
+
+
+def _digest(file: Path, statuses: Mapping[Path, _Status]) -> str:
+    """Of what the small files are made from: the model, as far as the status of its files tells,
+    and our code.
+    """
+    told = f"{_place(file)} {[*statuses.values()]} {__version__}"
     digest = hashlib.sha256(os.fsencode(told))
     for name in _MADE_BY:
         path = _PACKAGE / name
@@ -121,10 +131,8 @@ def _digest(file: Path) -> str:
 def _forget_gone(folders: Path) -> None:
     """Remove the folders of files that are not there any more."""
     for folder in folders.iterdir():
-        try:
+        # It may be unfinished, or of another version.
+        with suppress(OSError, ValueError, KeyError, TypeError):
             files = json.loads((folder / GGUF_NAME).read_bytes())["files"]
-            if all(Path(each).exists() for each in files):
-                continue
-        except (OSError, ValueError, KeyError):
-            pass
-        shutil.rmtree(folder, ignore_errors=True)
+            if not all(Path(each["path"]).exists() for each in files):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -10,12 +10,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from localllm.errors import CheckpointError, ExitCode
 from localllm.files.gguf import holds_header
-from localllm.files.private_files import private_folder
+from localllm.hub.kept_folders import forget_unused, private_place
 from localllm.hub.snapshot import HubSnapshot
 from localllm.hub.transfer import HubCommit, HubFile, fetch_file
-from localllm.user.places import cache_folder
 
 # A folder of the cache.
 HEADERS = "gguf-headers"
@@ -28,25 +26,21 @@ def fetch_headers(snapshot: HubSnapshot) -> Path:
     Raises: CheckpointError for a header that is broken, and (5) where there is no place for it; the
     client's errors, OSError.
     """
-    headers = private_folder(cache_folder(HEADERS), "a GGUF model cannot be planned")
-    if headers is None:
-        raise CheckpointError(
-            "the header of a GGUF file needs a place in the cache",
-            where=str(cache_folder(HEADERS)),
-            hint="make the folder writable, or set XDG_CACHE_HOME",
-            exit_code=ExitCode.DISK,
-        )
+    headers = private_place(HEADERS)
     folder = headers / snapshot.origin.commit
+    folder.mkdir(exist_ok=True)
+    os.utime(folder)  # it is used
+    forget_unused(headers)
     for file in snapshot.files:
         place = folder / file.name
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _fetch_header(snapshot.origin, file, place)
+            _fetch_header(snapshot.origin, file, place, headers)
     return folder / snapshot.files[0].name
 
 
-def _fetch_header(origin: HubCommit, file: HubFile, place: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+def _fetch_header(origin: HubCommit, file: HubFile, place: Path, headers: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="new-", dir=headers) as folder:
         begun = Path(folder) / place.name
         next_look = _FIRST_LOOK_BYTES
 

@@ -71,8 +71,8 @@ def _plan(name: str) -> Removal:
             return _folder_removal(model.name, "quantized here", Path(model.folder))
     cache = scan_hub_cache()
     source = _source(name, {repo.repo_id for repo in cache.known})
-    if source.file is not None:
-        raise _not_ours(name, source.file)
+    if source.file is not None and not Path(source.name).is_dir():
+        raise _not_ours(source)
     if source.repo is None:
         raise RequestError(
             f"{name} is a folder of your own", param="model", hint="delete it yourself: rm -r"
@@ -147,20 +147,20 @@ def _gguf_removal(name: str, source: ModelSource, info: Any, repo: Any) -> Remov
     return Removal(name, what, tuple(links), num_bytes, delete)
 
 
-def _not_ours(name: str, file: Path) -> RequestError:
+def _not_ours(source: ModelSource) -> RequestError:
     """The error for a file that another program has downloaded, or that is the user's own."""
-    stored = find_by_name(name)
-    if stored is None or stored.file != file:
+    stored = find_by_name(source.name)
+    if stored is None or stored.file != source.file:
         return RequestError(
-            f"{name} is a file of your own",
+            f"{source.name} is a file of your own",
             param="model",
-            hint=f"delete it yourself: rm {shlex.quote(str(file))}",
+            hint=f"delete it yourself: rm {shlex.quote(source.name)}",
         )
     by_hand = f"{stored.program} itself, or delete that file"
     return RequestError(
         f"{stored.name} was downloaded by {stored.program}, and is not deleted here",
         param="model",
-        where=str(file),
+        where=str(stored.file),
         hint=f"ollama rm {stored.name}" if stored.program == OLLAMA else by_hand,
     )
 

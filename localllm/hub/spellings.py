@@ -55,6 +55,15 @@ def without_address(name: str) -> str:
     return name
 
 
+def bases_of(name: str) -> set[str]:
+    """What a model's name without its tag may be shortened to, in small letters: the name alone,
+    without who published it, and without `-GGUF`.
+    """
+    base = without_address(name).lower().partition(":")[0]
+    alone = base.rpartition("/")[2]
+    return {base, alone, alone.removesuffix("-gguf")}
+
+
 def known_spelling(name: str, aliases: Iterable[str], repos: Mapping[str, str]) -> str | None:
     """The alias, or the repository, that `name` spells in another way: with capitals, other
     punctuation, or a tag that says what every alias is. `repos`: the catalogue's, in small letters.

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from localllm.files.model_file import follow_links
 from localllm.hub.hub_cache import hub_cache_folder, newest_snapshot, repository_folders
 from localllm.hub.ollama_store import ollama_models
-from localllm.hub.quantized_files import files_of, stem_of, usual
-from localllm.hub.spellings import without_address
+from localllm.hub.quantized_files import stem_of, usual
+from localllm.hub.spellings import bases_of, without_address
 from localllm.hub.store_walk import StoreWalk
 from localllm.hub.stored_model import LLAMA_CPP, LM_STUDIO, StoredModel, stored_models
 from localllm.user.places import home_folder
@@ -29,8 +30,8 @@ def find_stored() -> list[StoredModel]:
 def find_by_name(name: str) -> StoredModel | None:
     """The model that a name means in one of these programs; None if it means none, or several.
 
-    A name in Ollama may lack `:latest`, one in the others its tag, or be that of the file; capitals
-    and addresses in front do not matter.
+    A name in Ollama may lack `:latest`; one in the others its tag, its publisher and `-GGUF`, or it
+    is that of the file; capitals and addresses in front do not matter.
     """
     walk, wanted = StoreWalk(), _key(name)
     keys = (wanted, f"{wanted}:latest")
@@ -50,8 +51,10 @@ def _key(name: str) -> str:
 
 
 def _short_names(model: StoredModel) -> set[str]:
-    base = model.name.partition(":")[0]
-    return {each.lower() for each in (base, model.file.name, stem_of(model.file.name))}
+    bases = bases_of(model.name)
+    tag = model.name.partition(":")[2].lower()
+    file = model.file.name.lower()
+    return {*bases, *(f"{base}:{tag}" for base in bases), file, stem_of(file)}
 
 
 def _models_by_folder(walk: StoreWalk) -> Iterator[StoredModel]:
@@ -66,14 +69,8 @@ def _lm_studio_models(walk: StoreWalk) -> Iterator[StoredModel]:
             for folder in walk.folders(publisher):
                 base = f"{publisher.name}/{folder.name}"
                 for model in stored_models(base, folder, walk.gguf(folder), LM_STUDIO):
-                    yield _without_link(model)
-
-
-def _without_link(model: StoredModel) -> StoredModel:
-    """Scripts link models of other programs here, and a link out of its folder is never opened."""
-    if len(files_of(model.file.name)) > 1 or not model.file.is_symlink():
-        return model
-    return replace(model, file=model.file.resolve())
+                    # Scripts link models of other programs here.
+                    yield replace(model, file=follow_links(model.file))
 
 
 def _llama_cpp_models(walk: StoreWalk) -> Iterator[StoredModel]:

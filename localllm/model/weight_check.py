@@ -61,7 +61,7 @@ class StoredLinear:
 
     def read_bytes(self, item_bytes: int) -> int:
         """Bytes that a product reads; plain values take `item_bytes` each."""
-        return self.packed_bytes + self.num_dense * item_bytes
+        return round(self.packed_bytes * self.scheme.read_share) + self.num_dense * item_bytes
 
 
 @dataclass(frozen=True, slots=True)

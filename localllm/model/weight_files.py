@@ -2,17 +2,20 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from localllm.errors import CheckpointError
 from localllm.files.json_file import MAX_JSON_BYTES, read_json_object
 from localllm.files.model_file import has_file, open_model_file, read_model_file
 from localllm.files.model_folder import PICKLES, no_weights
-from localllm.user.places import cache_folder
+from localllm.user.places import cache_places
 
 # Mistral's own layout of the same weights; the weights of an adapter.
 _OTHERS = ("consolidated", "adapter_model")
-# What stands in a folder that stands for a GGUF model, and where such folders are.
+# What stands in a folder that stands for a GGUF model, and the cache where such folders are.
 GGUF_NAME, GGUF_FOLDERS = "gguf.json", "gguf"
 INDEX_NAME = "model.safetensors.index.json"
 # 200 bytes for each of the tensors that a checkpoint may have.
@@ -21,16 +24,20 @@ MAX_INDEX_BYTES = 20_000_000
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 
 
+def is_gguf_folder(folder: Path) -> bool:
+    """Whether a folder is one of our own that stands for a GGUF model."""
+    return folder.parent in cache_places(GGUF_FOLDERS)
+
+
 def find_weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder, from its index if it has one; the GGUF files
     that a folder of our own stands for, see hub/gguf_folder.py.
 
-    Raises: CheckpointError where there are none, or where a shard of the index is missing.
+    Raises: CheckpointError where there are none, where a shard of the index is missing, or where a
+    GGUF file is not the one that the folder was made from.
     """
     if is_gguf_folder(folder):
-        stands_for = read_json_object(folder / GGUF_NAME).get("files")
-        if isinstance(stands_for, list):
-            return [Path(str(each)) for each in stands_for]
+        return [_as_it_was(each) for each in read_json_object(folder / GGUF_NAME)["files"]]
     index = folder / INDEX_NAME
     if has_file(index):
         return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
@@ -51,9 +58,18 @@ def find_weight_files(folder: Path) -> list[Path]:
     raise no_weights(folder)
 
 
-def is_gguf_folder(folder: Path) -> bool:
-    """Whether a folder is one of our own that stands for a GGUF model."""
-    return folder.parent == cache_folder(GGUF_FOLDERS)
+def _as_it_was(file: Mapping[str, Any]) -> Path:
+    """The path of a GGUF file that is still the same, or is gone, as whoever opens it says."""
+    path = Path(file["path"])
+    with suppress(OSError):
+        status = path.stat()
+        if (status.st_size, status.st_mtime_ns) != (file["num_bytes"], file["mtime_ns"]):
+            raise CheckpointError(
+                f"{path.name} was replaced while it was opened",
+                where=str(path),
+                hint="the same command again, once the file is complete",
+            )
+    return path
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:

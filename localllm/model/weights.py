@@ -179,10 +179,16 @@ def load_model(
     norm, head = reader.last_norm(architecture), reader.head(architecture, embedding)
     per_layer = reader.per_layer_inputs(architecture, ops)
     if reader.without_kernel:
+        is_blocks = BlockWeight.kind in reader.without_kernel
+        has_kernel_in_bf16 = is_blocks and device.type == "cpu" and dtype != torch.bfloat16
         logger.warning(
-            "no kernel multiplies with %s weights here: they are dequantized for each product, "
-            "which is slow",
-            " and ".join(sorted(reader.without_kernel)),
+            "no kernel multiplies with %s here: they are dequantized for each product, which is "
+            "slow%s",
+            " and ".join(
+                "GGUF blocks" if kind == BlockWeight.kind else f"{kind} weights"
+                for kind in sorted(reader.without_kernel)
+            ),
+            "; try: --dtype bfloat16" if has_kernel_in_bf16 else "",
         )
     return DecoderModel(
         architecture=architecture,

@@ -20,12 +20,14 @@ class CacheKind:
     folder: Path
 
     def num_bytes(self) -> int:
-        """Bytes of all files in the folder."""
+        """Bytes that the files in the folder take."""
         num_bytes = 0
         for root, _, names in os.walk(self.folder):
             for name in names:
                 with suppress(OSError):  # deleted meanwhile
-                    num_bytes += (Path(root) / name).lstat().st_size
+                    status = (Path(root) / name).lstat()
+                    # Of a header without its model most bytes are a hole.
+                    num_bytes += min(status.st_size, 512 * status.st_blocks)
         return num_bytes
 
     def clear(self) -> None:
@@ -66,6 +68,8 @@ def cache_kinds(prefixes: str | None) -> list[CacheKind]:
         "tunings": "which kernel sizes are fastest on this GPU",
         "self-checks": "which kernels work on this GPU, and how fast",
         "kernels": "the C kernels, compiled for this processor",
+        "gguf": "configs and vocabularies of GGUF files, which a start reads in less time",
+        "gguf-headers": "headers of GGUF models that were planned or shown, and not downloaded",
         "downloads": "which downloaded files were checked against their hashes",
     }
     folders = {name: cache_folder(name) for name in meanings}

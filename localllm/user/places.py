@@ -52,6 +52,13 @@ def runtime_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"localllm-{os.getuid()}"
 
 
+def cache_places(kind: str) -> tuple[Path, Path]:
+    """A kind of cache without which nothing works, in its folder or, where that cannot be written,
+    as long as the user's login session lives.
+    """
+    return cache_folder(kind), runtime_folder() / kind
+
+
 def prefix_folder(chosen: str | None) -> Path:
     """The folder for keys and values of prompts; in `chosen`, if the user gave a folder.
 

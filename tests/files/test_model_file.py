@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import CatalogError, CheckpointError, ExitCode
-from localllm.files.model_file import open_model_file, read_model_file
+from localllm.files.model_file import follow_links, open_model_file, read_model_file
 from localllm.hub.card import read_card
 from localllm.hub.catalog import ModelSource, load_catalog
 from localllm.hub.checkpoint import open_checkpoint
@@ -130,6 +130,26 @@ def test_links_within_a_folder_and_to_one_are_followed(make_checkpoint: Make) ->
     other = folder.with_name("other-name")
     other.symlink_to(folder)
     read_everything(other)
+
+
+def test_a_link_that_the_user_names_is_followed_and_one_of_a_snapshot_kept(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--a--b" / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    blob = snapshot.parents[1] / "blobs" / "f00"
+    blob.parent.mkdir()
+    blob.write_bytes(b"GGUF")
+    named = snapshot / "model.gguf"
+    named.symlink_to("../../blobs/f00")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "first.gguf").symlink_to("second.gguf")
+    (own / "second.gguf").symlink_to(f"../models--a--b/snapshots/{'c' * 40}/model.gguf")
+    assert follow_links(own / "first.gguf").samefile(blob)
+    assert follow_links(own / "first.gguf").name == "model.gguf"
+    assert follow_links(named) == named
+    (own / "loop.gguf").symlink_to("loop.gguf")
+    with pytest.raises(CheckpointError, match="lead nowhere"):
+        follow_links(own / "loop.gguf")
 
 
 def test_a_snapshot_of_the_hub_s_cache_leads_to_its_blobs_and_nowhere_else(

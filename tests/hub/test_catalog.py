@@ -28,6 +28,41 @@ def test_an_alias_a_repository_and_a_folder_are_models(tmp_path: Path) -> None:
     assert folder.name == "pocket"
 
 
+def test_a_gguf_file_is_known_by_how_it_begins_and_a_link_to_one_is_followed(
+    tmp_path: Path,
+) -> None:
+    blob, link = tmp_path / "blobs" / "sha256-0f", tmp_path / "own" / "my.gguf"
+    for path in (blob, link):
+        path.parent.mkdir()
+    blob.write_bytes(b"GGUF")
+    link.symlink_to(blob)
+    for path in (blob, link):
+        assert is_model_name(str(path))
+        assert resolve_model(str(path)).file == blob
+    blob.write_bytes(b"PK\3\4")
+    assert not is_model_name(str(blob))
+    with pytest.raises(CatalogError, match="is a file, and no GGUF"):
+        resolve_model(str(blob))
+    assert resolve_model(str(link)).file == blob  # whose header says what is wrong
+    blob.unlink()
+    with pytest.raises(CatalogError, match="is a link to nothing") as caught:
+        resolve_model(str(link))
+    assert str(blob) in caught.value.hint
+
+
+def test_a_path_takes_no_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.gguf").write_bytes(b"GGUF")
+    (tmp_path / "main.py").write_text("")
+    for path in ("my.gguf", str(tmp_path / "my.gguf"), str(tmp_path)):
+        assert is_model_name(f"{path}:Q4_K_M")
+        with pytest.raises(CatalogError, match="a path takes no tag") as caught:
+            resolve_model(f"{path}:Q4_K_M")
+        assert (caught.value.hint, caught.value.exit_code) == (path, ExitCode.USAGE)
+    for words in ("main.py:12", "my.gguf: what is it?", ":x"):
+        assert not is_model_name(words)
+
+
 @pytest.mark.parametrize(
     "words", ["hello", "What is 1/2?", "and/or maybe", "tell me", "a/b/c", "../x", "x\0y", ""]
 )

@@ -11,7 +11,7 @@ from fake_hub import Fault, Hub, running_hub, use_hub
 from localllm.cli.flags import suggestions
 from localllm.cli.models import variants
 from localllm.engine.config import EngineConfig
-from localllm.errors import CatalogError, DownloadError, ExitCode, LocalLLMError
+from localllm.errors import CatalogError, DownloadError, ExitCode, LocalLLMError, RequestError
 from localllm.hub.catalog import CatalogEntry, resolve_model
 from localllm.hub.download import fetch_model, find_here
 from localllm.hub.local_models import find_local_models
@@ -277,11 +277,26 @@ def test_a_hub_s_words_on_gguf_files_become_no_path(hub: Hub, tmp_path: Path) ->
     assert not fetched(hub)
 
 
-def test_a_folder_of_gguf_files_names_one(tmp_path: Path, command: Command) -> None:
-    folder = tmp_path / "models"
+def test_a_folder_with_one_gguf_model_is_that_model_and_one_with_several_lists_them(
+    tmp_path: Path, opened: list[Path], command: Command
+) -> None:
+    folder = tmp_path / "my models"
     folder.mkdir()
     fill(folder)
+    (folder / "dangling.gguf").symlink_to("nowhere")
     code, _, errors = command(Hub({}), "chat", str(folder), "Hello")
     assert code == ExitCode.CHECKPOINT
-    assert "its weights are GGUF files" in errors
-    assert f"the path of one of them: {SMALL}" in errors
+    paths = [f"'{folder / name}'" for name in (PARTS[0], SMALL, LARGE)]
+    assert f"has 3 GGUF models\n  {', '.join(paths)}\n" in errors
+    assert f"the path of one of them: {paths[0]}" in errors
+    for name in (LARGE, *PARTS):
+        (folder / name).unlink()
+    assert resolve_model(str(folder)).file == folder / SMALL
+    find_here(resolve_model(str(folder)))
+    assert opened == [folder / SMALL]
+    with pytest.raises(RequestError, match="a folder of your own"):
+        plan_removals([str(folder)])
+    (folder / SMALL).unlink()
+    (folder / "mmproj-F16.gguf").unlink()
+    code, _, errors = command(Hub({}), "chat", str(folder / "BF16" / ".."), "Hello")
+    assert "dangling" not in errors

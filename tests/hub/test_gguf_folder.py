@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from pocket_gguf import write_pocket
 
 from localllm import LLM
-from localllm.errors import CheckpointError
+from localllm.errors import CheckpointError, ExitCode
 from localllm.hub.gguf_folder import folder_of
 from localllm.model.weight_files import find_weight_files
 from localllm.schedule.sampling_params import SamplingParams
@@ -41,6 +43,50 @@ def test_a_folder_is_made_once_and_again_for_another_file(file: Path, tmp_path: 
     copy.unlink()
     folder_of(file)  # makes room: that of a file that is gone is removed
     assert not second.exists()
+
+
+def test_what_is_unused_for_a_month_is_removed(file: Path, tmp_path: Path) -> None:
+    copies = [Path(shutil.copy(file, tmp_path / f"{i}.gguf")) for i in range(3)]
+    old, used = (folder_of(each) for each in copies[:2])
+    left_over = old.with_name("new-x")
+    left_over.mkdir()
+    month_ago = time.time() - 31 * 24 * 3600
+    for path in (old / "config.json", used / "config.json", left_over):
+        os.utime(path, (month_ago, month_ago))
+    folder_of(copies[1])
+    folder_of(copies[2])
+    assert (old.exists(), left_over.exists(), used.exists()) == (False, False, True)
+
+
+def test_a_file_that_is_replaced_behind_its_folder_is_not_read(file: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(file, tmp_path / "model.gguf"))
+    folder = folder_of(copy)
+    with copy.open("ab") as data:
+        data.write(b"x")
+    with pytest.raises(CheckpointError, match="was replaced"):
+        find_weight_files(folder)
+    shutil.copy(file, copy)
+    os.utime(copy, ns=(1, 1))
+    with pytest.raises(CheckpointError, match="was replaced"):
+        find_weight_files(folder)
+    assert find_weight_files(folder_of(copy)) == [copy]
+
+
+def test_without_a_cache_the_folder_is_kept_for_the_session(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(taken / "cache"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    folder = folder_of(file)
+    assert folder.is_relative_to(tmp_path / "run")
+    assert find_weight_files(folder) == [file]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(taken / "run"))
+    with pytest.raises(CheckpointError, match="no place") as caught:
+        folder_of(file)
+    assert caught.value.exit_code == ExitCode.DISK
+    assert "XDG_CACHE_HOME" in caught.value.hint
 
 
 def test_two_links_to_a_file_do_not_depend_on_each_other(file: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Plans for GGUF models of which only the headers were fetched from a hub."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,8 +73,31 @@ def test_after_a_plan_the_whole_file_is_fetched(hub: Hub, written: Path) -> None
     folder = fetch_model(source)
     assert folder != planned
     [file] = json.loads((folder / "gguf.json").read_text())["files"]
-    assert Path(file).read_bytes() == written.read_bytes()
+    assert Path(file["path"]).read_bytes() == written.read_bytes()
     assert find_here(source) == folder
+
+
+def test_headers_are_listed_by_what_they_take_and_removed_when_unused(
+    hub: Hub, written: Path, command: Command
+) -> None:
+    fetch_model(resolve_model(REPO), with_weights=False)
+    listed = [json.loads(line) for line in command(hub, "cache", "list", "--json")[1].splitlines()]
+    num_bytes = {kind["kind"]: kind["bytes"] for kind in listed}
+    assert 0 < num_bytes["gguf-headers"] < written.stat().st_size / 2
+    assert num_bytes["gguf"] > 0
+    [folder] = cache_folder(HEADERS).iterdir()
+    left_over = folder.with_name("new-x")
+    left_over.mkdir()
+    for each in (folder, left_over):
+        os.utime(each, (1, 1))
+    fetch_model(resolve_model(REPO), with_weights=False)
+    assert [*cache_folder(HEADERS).iterdir()] == [folder]
+    os.utime(folder, (1, 1))
+    hub.commit = "1" * 40
+    fetch_model(resolve_model(REPO), with_weights=False)
+    assert not folder.exists()
+    assert command(hub, "cache", "clear", "gguf", "gguf-headers", "--yes")[0] == ExitCode.OK
+    assert not cache_folder(HEADERS).exists()
 
 
 def test_a_header_without_its_end_is_broken(hub: Hub) -> None:

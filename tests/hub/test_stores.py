@@ -11,7 +11,7 @@ import pytest
 
 from localllm.cli.chat.words import choose_model_and_prompt
 from localllm.cli.flags import suggestions
-from localllm.errors import ExitCode, RequestError
+from localllm.errors import CatalogError, ExitCode, RequestError
 from localllm.hub.catalog import is_model_name, resolve_model
 from localllm.hub.local_models import find_local_models
 from localllm.hub.removal import plan_removals
@@ -176,9 +176,46 @@ def test_models_of_lm_studio_are_found_by_folder_tag_and_file(tmp_path: Path) ->
         ("Qwen3-4B-Q8_0.gguf", large),
         ("qwen3-4b-q8_0", large),
         ("pub/old", parts[0]),
+        ("old", parts[0]),
+        ("Qwen3-4B-GGUF", small),
+        ("qwen3-4b-gguf:q8_0", large),
     ):
         assert resolve_model(name).file == file, name
     assert resolve_model("pub/Qwen3-4B-GGUF:Q2_K").tag == "Q2_K"  # of the hub
+
+
+def test_near_names_and_other_tags_of_what_is_here_are_told(
+    ollama: Callable[..., Path], tmp_path: Path
+) -> None:
+    ollama(f"{LIBRARY}/tiny-llama-x/1b")
+    put(tmp_path / "home" / ".lmstudio" / "models" / "pub" / "Own-GGUF" / "Own-Q8_0.gguf")
+    for name, near in (("tiny-lama-x", "tiny-llama-x:1b"), ("Ownn-GGUF", "pub/Own-GGUF:Q8_0")):
+        with pytest.raises(CatalogError) as caught:
+            resolve_model(name)
+        assert near in caught.value.where
+    for name, other in (
+        ("tiny-llama-x:8b", "tiny-llama-x:1b"),
+        ("own:Q4_K_M", "pub/Own-GGUF:Q8_0"),
+    ):
+        with pytest.raises(CatalogError) as caught:
+            resolve_model(name)
+        assert caught.value.where == f"here is {other}"
+        assert caught.value.hint.startswith(other)
+
+
+def test_another_tag_that_is_here_is_named_where_the_hub_cannot_be_asked(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    from fake_hub import Hub
+
+    put(tmp_path / "home" / ".lmstudio" / "models" / "pub" / "Own-GGUF" / "Own-Q8_0.gguf")
+    code, _, errors = command(Hub({}), "pull", "pub/Own-GGUF:Q4_K_M")
+    assert code in (ExitCode.MODEL, ExitCode.NETWORK)
+    assert "try: pub/Own-GGUF:Q8_0, which is on this machine" in errors
+    code, out, errors = command(Hub({}), "pull", "Own-GGUF")
+    assert code == ExitCode.OK, errors
+    assert "nothing to fetch" in errors
+    assert out.endswith("Own-Q8_0.gguf\n")
 
 
 def test_a_link_to_another_program_s_file_is_that_file(

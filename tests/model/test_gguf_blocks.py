@@ -1,13 +1,17 @@
 """The values of GGUF's blocks, bit for bit those of the format's own package."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
 from localllm.files.gguf import BLOCK_TYPES
+from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.packed.block_schemes import KEPT_IN_EIGHT_BITS, Blocks
 from localllm.model.packed.gguf_blocks import VALUES, dequantize_blocks
+from localllm.model.weight_check import StoredLinear
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -39,6 +43,9 @@ def test_few_bits_are_kept_in_eight(name: str) -> None:
     away = (kept.dequantize().view(-1, 32) - values).abs()
     assert bool((away <= 0.54 * steps).all())
     assert kept.codes.numel() == round(codes.numel() * scheme.resident_share)
+    info = GgufInfo("w", Path(), name, kept.shape, type=block)
+    stored = StoredLinear(scheme, {"weight": info}, kept.layout)
+    assert stored.read_bytes(2) == kept.codes.numel()
 
 
 def test_sizes_are_those_of_the_package() -> None:

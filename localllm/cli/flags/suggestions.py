@@ -13,13 +13,13 @@ from localllm.user.settings import DEFAULT_MODEL, read_settings
 def models(incomplete: str) -> list[str]:
     """Aliases and models on this machine; without the hub's client, which takes half a second."""
     from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog
-    from localllm.hub.stores import find_stored
+    from localllm.hub.names_here import names_here
 
     try:
         names = {*BUILT_IN_MODELS, *load_catalog()}
     except LocalLLMError:
         names = {*BUILT_IN_MODELS}
-    names |= _fetched() | _quantized() | {model.name for model in find_stored()}
+    names |= names_here()
     return sorted(name for name in names if name.startswith(incomplete)) + _places(incomplete)
 
 
@@ -33,13 +33,14 @@ def programs(incomplete: str) -> list[str]:
 def removable(incomplete: str) -> list[str]:
     """Models on this machine that can be deleted."""
     from localllm.hub.catalog import load_catalog
+    from localllm.hub.names_here import fetched_names, quantized_names
 
-    fetched = _fetched()
+    fetched = fetched_names()
     try:
         aliases = {entry.repo: alias for alias, entry in load_catalog().items()}
     except LocalLLMError:
         aliases = {}
-    names = {aliases.get(repo, repo) for repo in fetched} | _quantized()
+    names = {aliases.get(repo, repo) for repo in fetched} | quantized_names()
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -97,26 +98,6 @@ def gpus(incomplete: str) -> list[str]:
     from localllm.cost.gpus import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
-
-
-def _fetched() -> set[str]:
-    """Repositories, and their GGUF models by their tags."""
-    from localllm.hub.hub_cache import hub_cache_folder, newest_snapshot, repository_folders
-    from localllm.hub.store_walk import StoreWalk
-    from localllm.hub.stored_model import stored_models
-
-    walk, names = StoreWalk(), set[str]()
-    for repo, folder in repository_folders(hub_cache_folder()).items():
-        snapshot = newest_snapshot(folder)
-        gguf = {} if snapshot is None else walk.gguf(snapshot)
-        names |= {repo, *(each.name for each in stored_models(repo, folder, gguf, ""))}
-    return names
-
-
-def _quantized() -> set[str]:
-    from localllm.user.places import cache_folder
-
-    return {folder.name for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
 
 
 def _places(incomplete: str) -> list[str]:

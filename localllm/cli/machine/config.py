@@ -160,7 +160,8 @@ def _placed_model(name: str) -> str:
     """The same model, from whatever folder a command is started. Raises: CatalogError."""
     source = resolve_model(name)
     if source.file is not None:
-        return str(source.file.absolute()) if source.file == Path(source.name) else source.name
+        place = Path(source.name)  # a link, a folder with one model, or a name of another program
+        return str(place.absolute()) if place.exists() else source.name
     if source.folder is None or source.repo is not None or name in BUILT_IN_MODELS:
         return name
     is_named = source.folder.name == name and source.folder != Path(name)  # in localllm's cache

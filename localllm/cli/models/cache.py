@@ -46,8 +46,8 @@ def _show_kinds(cache_dir: str | None, json_output: bool) -> None:
             fields = {"kind": kind.name, "bytes": kind.num_bytes(), "folder": str(kind.folder)}
             write_stdout(json_line(fields))
         else:
-            row = f"{kind.name:10} {size(kind.num_bytes()):>9}  {kind.meaning}"
-            write_stdout(f"{row}\n{'':20}  {kind.folder}\n")
+            row = f"{kind.name:12} {size(kind.num_bytes()):>9}  {kind.meaning}"
+            write_stdout(f"{row}\n{'':22}  {kind.folder}\n")
     if not json_output:
         note("downloaded models are in the hub's cache: localllm ls, localllm rm", dim=True)
 
@@ -58,7 +58,8 @@ def clear(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Kinds: quantized, prefixes, tunings, self-checks, kernels, downloads.",
+            help="Kinds: quantized, prefixes, tunings, self-checks, kernels, gguf, gguf-headers, "
+            "downloads.",
             autocompletion=suggestions.cache_kinds,
         ),
     ] = None,

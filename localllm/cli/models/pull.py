@@ -35,6 +35,11 @@ def pull(
         note(f"{model} is built in; there is nothing to fetch")
         return
     source = choose_source(model, int4=int4)
+    here = source.file or source.folder
+    if here is not None:
+        note(show_controls(f"{model} is on this machine; there is nothing to fetch"))
+        write_stdout(f"{here}\n")
+        return
     try:
         snapshot = _look_up(source, dry_run)
     except DownloadError as error:
@@ -98,14 +103,8 @@ def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
 
 
 def choose_source(model: str, *, int4: bool) -> ModelSource:
-    """The hub source that a name stands for. Raises: CatalogError; RequestError for a folder."""
+    """What a name stands for. Raises: CatalogError; RequestError for no 4-bit version."""
     source = resolve_model(model)
-    if source.repo is None:
-        raise RequestError(
-            f"{model} is on this machine; there is nothing to fetch",
-            param="model",
-            hint="an alias, or org/name of the hub",
-        )
     if not int4:
         return source
     entry = load_catalog().get(model)

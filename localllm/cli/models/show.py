@@ -68,10 +68,11 @@ def _render_example(tokenizer: Any, name: str) -> str:
 
 def _fields(card: Any) -> dict[str, Any]:
     """The fields to print, in order, for both the table and the JSON object."""
-    from localllm.hub.card import describe_quantization
-
     config, tokenizer, weights = card.config, card.tokenizer, card.weights
-    fields: dict[str, Any] = {"model": card.name, "folder": card.folder}
+    kind = "folder" if card.place.is_dir() else "file"
+    fields: dict[str, Any] = {"model": card.name, kind: card.place}
+    if card.program is not None:
+        fields["downloaded_by"] = card.program
     entry = load_catalog().get(card.name)
     if entry is not None or card.name in BUILT_IN_MODELS:
         fields["licence"] = entry.licence if entry is not None else "apache-2.0"
@@ -82,7 +83,7 @@ def _fields(card: Any) -> dict[str, Any]:
         fields["parameters"] = weights.num_parameters
         fields["weights_bytes"] = weights.num_bytes
         fields["dtypes"] = dict(weights.bytes_by_dtype)
-    fields["quantization"] = describe_quantization(config)
+    fields["quantization"] = card.quantization
     fields |= _sizes_of(config) if card.architecture is None else _sizes(card.architecture)
     if tokenizer is not None:
         fields["template"] = "yes" if tokenizer.has_chat_template else "none: a base model"

@@ -36,7 +36,10 @@ class Blocks(Scheme):
 
     @property
     def resident_share(self) -> float:
-        """Bytes of what is kept over those in the file."""
+        return self.read_share
+
+    @property
+    def read_share(self) -> float:
         own, kept = self.type, self.resident_type
         return kept.num_bytes / kept.num_values / (own.num_bytes / own.num_values)
 

@@ -57,6 +57,11 @@ class Scheme(ABC):
         """Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked."""
         return RESIDENT_SHARE
 
+    @property
+    def read_share(self) -> float:
+        """Bytes that a product reads over stored ones."""
+        return 1.0
+
     def takes(self, dtype: str) -> bool:
         """Whether the tensor that marks it may have this dtype."""
         return True
