@@ -16,6 +16,10 @@ from localllm.model.found_head import FoundHead
 from localllm_kernels.attention.kv_cache import row_bytes
 from localllm_kernels.compiling.traits import Traits
 
+# Whole contexts that a cache holds in the memory of all programs, unless a context was asked for:
+# an engine that runs long fills it all, with prompts that may come again.
+_CPU_CONTEXTS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderMemory:
@@ -54,6 +58,7 @@ class DecoderMemory:
                 draft_bytes=of_head.waiting_bytes
                 + (self.draft.besides_cache_bytes if self.draft else 0),
                 gathers=self.traits.gathers,
+                most_contexts=_CPU_CONTEXTS if self.device == "cpu" else None,
             )
 
         return plan_experts(

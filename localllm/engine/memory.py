@@ -127,6 +127,7 @@ def plan_memory(
     draft_token_bytes: int = 0,
     draft_bytes: int = 0,
     gathers: bool = True,
+    most_contexts: int | None = None,
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens` tokens,
     KV cache, whose rows take `row_bytes`, and captured steps of `graph_rows` rows in all.
@@ -137,7 +138,8 @@ def plan_memory(
     torch's operators do.
 
     Without an explicit context, the context is the model's, or as much of it as fits. The cache
-    holds `max_num_seqs` whole contexts if there is room, and at least one.
+    holds `max_num_seqs` whole contexts if there is room, `most_contexts` of those of the model's
+    length, and at least one.
 
     Raises: GpuMemoryError with the size of each part if not even that fits.
     """
@@ -156,7 +158,9 @@ def plan_memory(
     shares = _Shares(
         tuple(_group_memory(model, engine.block_size, row_bytes, draft_token_bytes)),
         engine.block_size,
-        engine.max_num_seqs,
+        engine.max_num_seqs
+        if engine.max_model_len or most_contexts is None
+        else min(engine.max_num_seqs, most_contexts),
         max_num_batched_tokens,
     )
     left = budget_bytes - weights_bytes - graphs_bytes - step_bytes - states_bytes
@@ -226,7 +230,7 @@ class _Shares:
 
     groups: tuple[GroupMemory, ...]
     block_size: int
-    max_num_seqs: int
+    num_contexts: int
     chunk: int
 
     def held(self, group: GroupMemory, context: int) -> int:
@@ -250,10 +254,10 @@ class _Shares:
 
     def divide(self, num_bytes: int, context: int) -> tuple[GroupMemory, ...]:
         """The groups with blocks for as many requests of `context` tokens as fit, up to
-        `max_num_seqs`.
+        `num_contexts`.
 
-        Window groups beside full ones get blocks for `max_num_seqs` requests, as far as these take
-        no more than a share of the bytes: shorter requests, of which more fit, need windows just as
+        Window groups beside full ones get blocks for as many requests, as far as these take no
+        more than a share of the bytes: shorter requests, of which more fit, need windows just as
         large.
         """
         growing = _growing(self.groups)
@@ -264,14 +268,14 @@ class _Shares:
         }
         left = num_bytes - sum(group.block_bytes * count for group, count in windows.items())
         room = left // sum(group.block_bytes for group in growing)
-        most = self.max_num_seqs * -(-context // self.block_size)
+        most = self.num_contexts * -(-context // self.block_size)
         blocks = 1 + min(max(0, room - 1), most)
         return tuple(replace(group, num_blocks=windows.get(group, blocks)) for group in self.groups)
 
     def _window_blocks(self, group: GroupMemory, num_bytes: int, context: int) -> int:
         own = self.held(group, context)
         room = num_bytes // _WINDOWS_SHARE // max(1, own * group.block_bytes)
-        return 1 + max(1, min(self.max_num_seqs, room)) * own
+        return 1 + max(1, min(self.num_contexts, room)) * own
 
     def hold(self, groups: Sequence[GroupMemory], context: int) -> bool:
         """Whether a request of `context` tokens fits into `groups`."""

@@ -17,10 +17,14 @@ FILES = (FILE, *added_tokens.FILES)
 MAX_TOKENIZER_BYTES = 200_000_000
 
 
-def load_backend(folder: Path) -> Backend:
-    """The vocabulary of a folder. Raises: CheckpointError."""
+def load_backend(folder: Path, *, is_checked: bool = False) -> Backend:
+    """The vocabulary of a folder; `is_checked`: it was read before, and did not change since.
+
+    Raises: CheckpointError.
+    """
     path = folder / FILE
-    check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
+    if not is_checked:
+        check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
     added = read_added_tokens(folder)
     try:
         backend = Backend.from_file(str(path))

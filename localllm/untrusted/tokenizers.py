@@ -47,7 +47,8 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
     pool = WorkerPool(OpenTexts(str(folder.absolute()), fallback_template, len(data)))
     others = [folder / name for name in FILES if name != FILE and has_file(folder / name)]
     mark = _mark_of([data, *(read_model_file(path, MAX_JSON_BYTES) for path in others)])
-    if mark is None or not mark.exists():
+    is_known = mark is not None and mark.exists()
+    if not is_known:
         try:
             pool.open()
         except StoppedError as error:
@@ -56,10 +57,10 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
                 where=str(path),
                 hint="report it to the model's publisher",
             ) from error
-        if mark is not None:
-            with suppress(OSError):  # without the mark, it is read twice the next time too
-                write_private(mark, b"")
-    backend = load_backend(folder)
+    backend = load_backend(folder, is_checked=is_known)
+    if mark is not None and not is_known:
+        with suppress(OSError):  # without the mark, it is read twice the next time too
+            write_private(mark, b"")
     templates = read_chat_templates(folder, fallback_template)
     return DelegatedTokenizer(lambda: backend, read_special_texts(folder), templates, pool)
 
@@ -75,8 +76,8 @@ def is_built_in(folder: Path) -> bool:
 
 
 def _mark_of(contents: Sequence[bytes]) -> Path | None:
-    """The file that marks a vocabulary, which these files hold, as read once by a process of these
-    versions; None if there is no place for it.
+    """The file that marks a vocabulary, which these files hold, as read and checked once by
+    processes of these versions; None if there is no place for it.
     """
     folder = private_folder(cache_folder("tokenizers"), "each vocabulary is read twice")
     digest = hashlib.sha256(f"{__version__} {version('tokenizers')}".encode())

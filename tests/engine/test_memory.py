@@ -16,7 +16,9 @@ TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 GIB = 1 << 30
 
 
-def plan(config: EngineConfig, weights_bytes: int, free_bytes: int) -> MemoryPlan:
+def plan(
+    config: EngineConfig, weights_bytes: int, free_bytes: int, most_contexts: int | None = None
+) -> MemoryPlan:
     return plan_memory(
         MODEL,
         config,
@@ -25,6 +27,7 @@ def plan(config: EngineConfig, weights_bytes: int, free_bytes: int) -> MemoryPla
         item_bytes=4,
         row_bytes=lambda width: 4 * width,
         free_bytes=free_bytes,
+        most_contexts=most_contexts,
     )
 
 
@@ -35,6 +38,14 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
     assert found.groups[0].num_blocks == 3 * 512 // 16 + 1
     assert found.groups[0].block_bytes == 16 * TOKEN_BYTES
     assert found.weights_bytes == 4000
+
+
+def test_what_nobody_asked_for_is_not_taken_from_other_programs() -> None:
+    config = EngineConfig(max_num_seqs=3, block_size=16)
+    found = plan(config, 4000, GIB, most_contexts=2)
+    assert found.groups[0].num_blocks == 2 * 512 // 16 + 1
+    asked = plan(replace(config, max_model_len=512), 4000, GIB, most_contexts=2)
+    assert asked.groups[0].num_blocks == 3 * 512 // 16 + 1
 
 
 def test_without_an_explicit_context_what_fits_is_taken() -> None:
