@@ -1,5 +1,6 @@
 """Products with GGUF's blocks under Triton's interpreter, against their exact values."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from localllm.model.packed.blocks import BlockWeight
 from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
+from localllm_kernels.coded_blocks import BLOCK_SIZES, arranged
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.gpu_experts import ExpertLinears, StackedProduct
 from localllm_kernels.linears import BlockRows
@@ -19,7 +21,7 @@ from localllm_kernels.products.block_matmul import (
     block_matmul_reference,
     dequantize_rows,
 )
-from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks, arranged
+from localllm_kernels.products.block_weight import PackedBlocks
 from localllm_kernels.products.gpu_linears import BlockProduct, GpuLinears, Int4Product
 from localllm_kernels.products.traits import triton_multiplies
 
@@ -125,15 +127,34 @@ def test_a_weight_of_one_type(name: str, is_ordered: bool) -> None:
     assert_close(product(x), expected_of(x, weight, bias), torch.float32)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "MXFP4", "Q4_K"])
-def test_experts_in_types_that_can_be_stacked(name: str) -> None:
-    weight, bias, x = random_blocks(name, 5, 256), torch.randn(5), torch.randn(2, 256)
-    product = ExpertLinears().packed(weight.coded(), bias, torch.float32)
-    if name == "Q4_K":
-        assert product is None
-        return
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_a_product_of_experts(name: str, dtype: torch.dtype) -> None:
+    """Of 80 outputs in another order; of a width that ends within a step if the type has such."""
+    width = 512 if BLOCK_SIZES[name][0] == 256 else 416
+    weight = random_blocks(name, 80, width).take_rows(torch.randperm(80))
+    bias, x = torch.randn(80).to(dtype), torch.randn(2, width).to(dtype)
+    product = ExpertLinears().packed(weight.coded(), bias, dtype)
     assert isinstance(product, StackedProduct)
-    assert_close(product(x), expected_of(x, weight, bias), torch.float32)
+    assert (product.weight.kind == "blocks") == (name not in ("Q4_0", "MXFP4"))
+    with GuardedMemory() as memory:
+        guarded = replace(product.weight, codes=memory.guarded(product.weight.codes))
+        found = StackedProduct(guarded)(memory.guarded(x))
+    memory.check()
+    assert_close(found, expected_of(x, weight, bias), dtype)
+
+
+def test_experts_of_two_types_cannot_be_stacked() -> None:
+    """Whether an expert has parts of both, or each expert one, with as many bytes."""
+    weights, linears = [random_blocks(name, 4, 256) for name in ("Q5_K", "Q5_0")], ExpertLinears()
+    mixed = BlockWeight.stack(weights)
+    assert linears.packed(mixed.coded(), None, torch.float32) is None
+    [first, second] = [linears.packed(each.coded(), None, torch.float32) for each in weights]
+    assert isinstance(first, StackedProduct)
+    assert isinstance(second, StackedProduct)
+    assert first.weight.codes.shape == second.weight.codes.shape
+    assert linears.experts([first, second], [first, first], "silu") is None
+    assert linears.experts([first, first], [second, second], "silu") is not None
 
 
 def test_types_without_a_kernel_are_dequantized() -> None:

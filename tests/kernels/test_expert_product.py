@@ -6,11 +6,14 @@ from itertools import product
 
 import pytest
 import torch
+from blocks import random_blocks
 from guards import GuardedMemory, needs_interpreter
 from interpreter import product_of_rows_alike
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
+from localllm.model.packed.blocks import BlockWeight
+from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
 from localllm_kernels.experts.gpu_experts import MAX_ROWS_BY_PAIR, ExpertLinears
 from localllm_kernels.experts.product import (
     FEW,
@@ -32,7 +35,7 @@ from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
 pytestmark = needs_interpreter
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
-# Kind, inputs, inputs that share a scale.
+# Kind, inputs, inputs that share a scale; blocks are of Q4_K, or of Q5_0 where these do not fit.
 FORMS: list[tuple[StackedKind, int, int]] = [
     ("plain", 200, 200),
     ("int8", 256, 256),
@@ -42,6 +45,8 @@ FORMS: list[tuple[StackedKind, int, int]] = [
     ("int4", 192, 64),
     ("int4", 96, 32),
     ("mxfp4", 160, 32),
+    ("blocks", 512, 512),
+    ("blocks", 160, 160),
 ]
 NUM_EXPERTS, TOP_K = 5, 2
 
@@ -64,6 +69,12 @@ def drawn_weight(
     bias = torch.randn(shape[:2]).to(dtype) if kind in ("plain", "int4") else None
     if kind == "plain":
         return StackedWeight(kind, torch.randn(shape).to(dtype), None, None, bias, width_in)
+    if kind == "blocks":
+        name = "Q5_0" if width_in % 256 else "Q4_K"
+        blocks = random_blocks(name, NUM_EXPERTS * width_out, width_in).codes
+        return StackedWeight(
+            *(kind, blocks.view(*shape[:2], -1), None, None, bias, width_in), block_type=name
+        )
     scales = torch.rand(*shape[:2], num_groups) / 8
     if kind == "int8":
         codes = torch.randint(-127, 128, shape, dtype=torch.int8)
@@ -79,6 +90,17 @@ def drawn_weight(
         return StackedWeight(kind, packed, exponents, None, bias, width_in)
     zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if group == 64 else None
     return StackedWeight(kind, packed, scales.to(dtype), zeros, bias, width_in)
+
+
+def exact_products(
+    x: Tensor, weight: StackedWeight, chosen: Tensor, gate: GateKind | None
+) -> Tensor:
+    """The reference, which has blocks as plain values, rounded as in the product."""
+    if weight.block_type is not None:
+        blocks = dequantize_blocks(BLOCKS[weight.block_type], weight.codes.flatten(0, 1))
+        values = blocks.to(x.dtype).view(*weight.codes.shape[:2], -1)
+        weight = StackedWeight("plain", values, None, None, weight.bias, weight.width_in)
+    return expert_product_reference(x, weight, chosen, gate)
 
 
 # Every form, and every precision with every gate; each with each only in a slow run.
@@ -100,7 +122,7 @@ def test_pairs_have_equal_bits_alone_and_in_any_task(
         expert_product(x, weight, Pairs(chosen, expert_tasks(chosen, 5, most)), gate)
         for most in (FEW, MANY)
     )
-    expected = expert_product_reference(x, weight, chosen, gate)
+    expected = exact_products(x, weight, chosen, gate)
     off = (few.double() - expected).abs().max() / expected.abs().max()
     assert off <= TOLERANCE[dtype]
     assert torch.equal(many, few)
@@ -194,3 +216,40 @@ def test_rows_of_a_mixture_do_not_depend_on_others(kind: GateKind, rows: int) ->
             rows_in = gate_reference((first[number] @ x[row])[None], kind)[0]
             expected[row] += factor * (last[number] @ rows_in)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_mixture_in_blocks_of_two_types() -> None:
+    """As files of Q4_K_M have them: some tensors of each expert in Q6_K; in one stack each."""
+    hidden, inner, rows = 256, 512, 3
+    torch.manual_seed(1)
+    gates, ups, downs = (
+        [random_blocks(name, *shape) for _ in range(NUM_EXPERTS)]
+        for name, shape in (
+            *(("Q4_K", (inner, hidden)), ("Q4_K", (inner, hidden))),
+            ("Q6_K", (hidden, inner)),
+        )
+    )
+    linears = ExpertLinears()
+    pairs = map(BlockWeight.stack, zip(gates, ups, strict=True))
+    products = (
+        [linears.packed(each.coded(), None, torch.float32) for each in part]
+        for part in (pairs, downs)
+    )
+    first, last = ([each for each in part if each is not None] for part in products)
+    experts = linears.experts(first, last, "silu")
+    assert experts is not None
+    assert (experts.gate_up.block_type, experts.down.block_type) == ("Q4_K", "Q6_K")
+    x, chosen, factors = (
+        torch.randn(rows, hidden) / 64,
+        chosen_experts(rows),
+        torch.rand(rows, TOP_K),
+    )
+    found = experts(x, chosen, factors, partial(gate_reference, kind="silu"))
+    expected = torch.zeros_like(x)
+    for row in range(rows):
+        for number, factor in zip(chosen[row].tolist(), factors[row], strict=True):
+            gate, up = (part[number].dequantize() @ x[row] for part in (gates, ups))
+            inside = torch.nn.functional.silu(gate) * up
+            expected[row] += factor * (downs[number].dequantize() @ inside)
+    # Sums of products of sums, whose terms are up to the largest.
+    assert (found - expected).abs().max() <= 2 * TOLERANCE[torch.float32] * expected.abs().max()

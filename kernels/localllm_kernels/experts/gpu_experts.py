@@ -3,12 +3,12 @@ that steps can be captured.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from localllm_kernels.coded_blocks import as_coded
+from localllm_kernels.coded_blocks import BLOCK_TYPES, arranged, as_coded, joined
 from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import (
     FOUR_BITS,
@@ -77,7 +77,7 @@ class ExpertLinears(Linears):
     ) -> Product | None:
         if isinstance(weight, BlocksWeight):
             coded = as_coded(weight)
-            return None if coded is None else self.packed(coded, bias, dtype)
+            return self._blocks(weight, bias) if coded is None else self.packed(coded, bias, dtype)
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None
@@ -92,6 +92,18 @@ class ExpertLinears(Linears):
             kind, codes[None], scales[None], _one(weight.zeros), _one(bias), width_in
         )
         return StackedProduct(stacked)
+
+    def _blocks(self, weight: BlocksWeight, bias: Tensor | None) -> Product | None:
+        """Of one type, as the file has them."""
+        part, *others = joined(weight.parts)
+        if others or part.type not in BLOCK_TYPES:
+            return None
+        if weight.order is not None:
+            part = replace(part, codes=part.codes[weight.order])
+        codes = arranged(part).codes[None]
+        return StackedProduct(
+            StackedWeight("blocks", codes, None, None, _one(bias), weight.width_in, part.type)
+        )
 
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind

@@ -9,7 +9,8 @@ units' products and the outputs their rows, and inputs are added up in one order
 has the same bits in any task, by itself or among others.
 
 The gate can be included: then a program computes the same outputs of gate and up. A weight of one
-expert is that of a plain product.
+expert is that of a plain product. GGUF's blocks are multiplied as values that have been rounded to
+x's type (`block_codes.py`).
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import BLOCK_SIZES, type_constants
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present
 from localllm_kernels.experts.stacked_weight import (
@@ -33,6 +35,7 @@ from localllm_kernels.experts.stacked_weight import (
 from localllm_kernels.experts.tasks import Tasks
 from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
 from localllm_kernels.pointwise.gate_launch import gate_constants, gated
+from localllm_kernels.primitives.block_codes import block_values
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
 OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units
@@ -94,8 +97,12 @@ def _add_step(
     is_column,
     start,
     width_in,
+    row_length,
     num_groups,
     KIND: tl.constexpr,
+    TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     STEP: tl.constexpr,
@@ -104,11 +111,11 @@ def _add_step(
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     part = tl.zeros_like(acc)
     zeros = tl.full(columns.shape, 8, tl.uint8)
-    if KIND != 0:
+    if KIND != 0 and KIND != 5:
         of_group = columns.to(tl.int64) * num_groups + start // GROUP
         if HAS_ZEROS:
             zeros = tl.load(zeros_ptr + of_group, mask=is_column, other=0)
-    if KIND >= 3:
+    if KIND == 3 or KIND == 4:
         inside = tl.arange(0, STEP // 2)
         low = start + inside // 16 * 32 + inside % 16
         is_low = low < width_in
@@ -122,7 +129,7 @@ def _add_step(
             mask=is_row[None, :] & is_low[:, None],
             other=0.0,
         )
-        at = columns.to(tl.int64)[:, None] * (width_in // 2) + (start // 2 + inside)[None, :]
+        at = columns.to(tl.int64)[:, None] * row_length + (start // 2 + inside)[None, :]
         codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_low[None, :], other=0)
         low_values, high_values = (
             _values(codes & 15, zeros, dtype, KIND),
@@ -149,10 +156,17 @@ def _add_step(
             mask=is_row[None, :] & is_input[:, None],
             other=0.0,
         )
-        at = columns.to(tl.int64)[:, None] * width_in + inputs[None, :]
-        codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
-        part = tl.dot(_values(codes, zeros, dtype, KIND), x, part, input_precision="ieee")
-    if KIND != 0 and KIND != 4:
+        output_at = columns.to(tl.int64) * row_length
+        if KIND == 5:
+            values = block_values(
+                codes_ptr, output_at, is_column, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+            ).to(dtype)
+        else:
+            at = output_at[:, None] + inputs[None, :]
+            codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
+            values = _values(codes, zeros, dtype, KIND)
+        part = tl.dot(values, x, part, input_precision="ieee")
+    if KIND >= 1 and KIND <= 3:
         part *= tl.load(scales_ptr + of_group, mask=is_column, other=0).to(tl.float32)[:, None]
     return acc + part
 
@@ -172,8 +186,12 @@ def _experts_kernel(
     top_k,
     width_in,
     width_out,
+    row_length,
     num_groups,
     KIND: tl.constexpr,
+    TYPE: tl.constexpr,
+    NUM_VALUES: tl.constexpr,
+    NUM_BYTES: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -188,7 +206,9 @@ def _experts_kernel(
     OUTPUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """`top_k`: pairs that read the same row of x; GATE: -1 for none."""
+    """`top_k`: pairs that read the same row of x; `row_length`: codes of an output as they are
+    stored; GATE: -1 for none.
+    """
     has_up: tl.constexpr = GATE >= 0 and GATE != 3
     task = tl.program_id(1)
     inside = tl.arange(0, PAIRS)
@@ -212,8 +232,7 @@ def _experts_kernel(
     is_column = columns < outputs
     row_at = (pairs // top_k).to(tl.int64) * width_in
     of_expert = expert.to(tl.int64) * width_out
-    bytes_each = width_in // 2 if KIND >= 3 else width_in
-    codes_ptr += of_expert * bytes_each
+    codes_ptr += of_expert * row_length
     scales_ptr += of_expert * num_groups
     zeros_ptr += of_expert * num_groups
     acc = tl.zeros([OUTPUTS, PAIRS], tl.float32)
@@ -221,12 +240,14 @@ def _experts_kernel(
     for start in range(0, width_in, STEP):
         acc = _add_step(
             acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns, is_column,
-            start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
+            start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES, NUM_BYTES, GROUP,
+            HAS_ZEROS, STEP,
         )  # fmt: skip
         if has_up:
             up = _add_step(
                 up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
-                is_column, start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
+                is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
+                NUM_BYTES, GROUP, HAS_ZEROS, STEP,
             )  # fmt: skip
     if HAS_BIAS:
         bias_ptr += of_expert
@@ -293,8 +314,10 @@ def expert_product(
         num_pairs // len(x),
         weight.width_in,
         weight.width_out,
+        codes.shape[2],
         weight.width_in // weight.group,
         KIND=STACKED_KINDS.index(weight.kind),
+        **_of_blocks(weight.block_type),
         GROUP=weight.group,
         HAS_ZEROS=weight.zeros is not None,
         HAS_BIAS=weight.bias is not None,
@@ -307,6 +330,12 @@ def expert_product(
         num_warps=4,
     )
     return out
+
+
+def _of_blocks(block_type: str | None) -> dict[str, Any]:
+    if block_type is None:
+        return {"TYPE": "", "NUM_VALUES": 0, "NUM_BYTES": 0}
+    return type_constants(block_type)
 
 
 def _of_gate(gate: GateKind | None) -> dict[str, Any]:
@@ -329,7 +358,7 @@ def expert_product_reference(
 
 
 def dequantized(weight: StackedWeight) -> Tensor:
-    """[experts, out, in] in float64."""
+    """[experts, out, in] in float64; not of blocks."""
     if weight.kind == "plain":
         return weight.codes.double()
     assert weight.scales is not None
@@ -348,50 +377,68 @@ def dequantized(weight: StackedWeight) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """`by_pair`: nothing was sorted, and `most` does not matter."""
+    """`by_pair`: nothing was sorted, and `most` does not matter; `block_type`: of GGUF's blocks."""
 
     kind: StackedKind
     group: int
     gate: GateKind | None
     most: int
     by_pair: bool
+    block_type: str | None = None
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of the 4,096 weights of an output."""
+        if self.block_type is not None:
+            num_values, num_bytes = BLOCK_SIZES[self.block_type]
+            return _WIDTH // num_values * num_bytes
+        of_groups = {"int4": 2, "mxfp4": 1}.get(self.kind, 0) * _WIDTH / self.group
+        return _WIDTH * {"plain": 2, "int4": 0.5, "mxfp4": 0.5}.get(self.kind, 1) + of_groups
 
     def __call__(self, workspace: Workspace) -> None:
-        bf16, width = torch.bfloat16, 4096
-        codes = {"plain": bf16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-        scales = {"mxfp4": torch.uint8, "fp8": torch.float32}.get(self.kind, bf16)
-        stored = width // 2 if self.kind in FOUR_BITS else width
+        bf16, uint8 = torch.bfloat16, torch.uint8
+        types = {"plain": bf16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+        stored = _WIDTH // 2 if self.kind in FOUR_BITS else _WIDTH
+        scales = torch.empty(
+            *(8, 128, _WIDTH // self.group),
+            dtype={"mxfp4": uint8, "fp8": torch.float32}.get(self.kind, bf16),
+        )
         weight = StackedWeight(
             self.kind,
-            torch.empty(8, 128, stored, dtype=codes.get(self.kind, torch.uint8)),
-            torch.empty(8, 128, width // self.group, dtype=scales),
+            torch.empty(
+                *(8, 128, stored if self.block_type is None else int(self.row_bytes)),
+                dtype=types.get(self.kind, uint8),
+            ),
+            None if self.kind == "blocks" else scales,
             zeros=None,
             bias=None,
-            width_in=width,
+            width_in=_WIDTH,
+            block_type=self.block_type,
         )
-        x, chosen = torch.empty(1, width, dtype=bf16), torch.zeros(1, 8, dtype=torch.int32)
+        x, chosen = torch.empty(1, _WIDTH, dtype=bf16), torch.zeros(1, 8, dtype=torch.int32)
         tasks = None if self.by_pair else Tasks(chosen, chosen, self.most)
         expert_product(x, weight, Pairs(chosen, tasks), self.gate)
 
 
 def _spec(example: _Example) -> AotSpec:
-    kind, group, gate = example.kind, example.group, example.gate
+    gate = example.gate
+    form = example.block_type or f"{example.kind} groups of {example.group}"
     words = f"{' by pair' if example.by_pair else ''}{f', {gate}' if gate else ''}"
-    bytes_each = {"plain": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / group}
     return AotSpec(
         _experts_kernel,
-        f"{kind} groups of {group}, {example.most} pairs{words}",
+        f"{form}, {example.most} pairs{words}",
         example,
-        multiples_of_16=("width_in", "width_out"),
+        multiples_of_16=("width_in", "width_out", "row_length"),
         work=Work(
             "weight",
             1 if gate is None else 2,
-            bytes_each.get(kind, 0.5 + 1 / group),
+            example.row_bytes / _WIDTH,
             times=("OUTPUTS", "STEP"),
         ),
     )
 
 
+_WIDTH = 4096
 _FORMS: dict[StackedKind, int] = {"plain": 4096, "int8": 4096, "fp8": 128, "int4": 128, "mxfp4": 32}
 # The gate, the pairs of a task, and whether nothing was sorted.
 _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
@@ -402,5 +449,10 @@ _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
 AOT_SPECS = [
     _spec(_Example(kind, group, gate, most, by_pair))
     for kind, group in _FORMS.items()
+    for gate, most, by_pair in _WAYS
+]
+AOT_SPECS += [
+    _spec(_Example("blocks", _WIDTH, gate, most, by_pair, name))
+    for name in BLOCK_SIZES
     for gate, most, by_pair in _WAYS
 ]

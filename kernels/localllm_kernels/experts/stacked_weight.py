@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4"]
+StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks"]
 STACKED_KINDS: tuple[StackedKind, ...] = get_args(StackedKind)
 FOUR_BITS = ("int4", "mxfp4")
 # Inputs that the product multiplies at once; of 4-bit codes, half of them.
@@ -21,9 +21,10 @@ _HALF = 16
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """`codes`: [experts, out, in], or uint8 [experts, out, in / 2]; `scales`: [experts, out,
-    groups] in any float type, exponents in uint8 for mxfp4, None for plain weights; `zeros`: uint8
-    like `scales`, None for 8 everywhere; `bias`: [experts, out].
+    """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes] as
+    `coded_blocks.arranged` has GGUF's blocks, which are of `block_type`; `scales`: [experts, out,
+    groups] in any float type, exponents in uint8 for mxfp4, None for plain weights and blocks;
+    `zeros`: uint8 like `scales`, None for 8 everywhere; `bias`: [experts, out].
     """
 
     kind: StackedKind
@@ -32,6 +33,7 @@ class StackedWeight:
     zeros: Tensor | None
     bias: Tensor | None
     width_in: int
+    block_type: str | None = None
 
     @property
     def num_experts(self) -> int:
@@ -63,7 +65,7 @@ class StackedWeight:
         codes = joined("codes")
         assert codes is not None
         scales, zeros, bias = map(joined, ("scales", "zeros", "bias"))
-        return cls(first.kind, codes, scales, zeros, bias, first.width_in)
+        return replace(first, codes=codes, scales=scales, zeros=zeros, bias=bias)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -83,7 +85,7 @@ class StackedWeight:
         """Everything but the values and the number of experts."""
         tensors = (self.codes, self.scales, self.zeros, self.bias)
         forms = (None if each is None else (each.shape[1:], each.dtype) for each in tensors)
-        return self.kind, *forms
+        return self.kind, self.block_type, *forms
 
 
 def pack_halves(codes: Tensor) -> Tensor:

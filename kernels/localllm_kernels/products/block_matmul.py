@@ -11,7 +11,6 @@ bytes stand for is in `block_codes.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,18 +18,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import BLOCK_SIZES, type_constants
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, row_bucket
 from localllm_kernels.compiling.tiles import MIN_STEPS
 from localllm_kernels.linears import BlockRows, BlocksWeight
-from localllm_kernels.products.block_codes import STEP, block_values
+from localllm_kernels.primitives.block_codes import STEP, block_values
 from localllm_kernels.products.block_row import (
     OUTPUTS_OF_ROW,
     ROW_TYPES,
     STEP_OF_ROW,
     row_sums,
 )
-from localllm_kernels.products.block_weight import BLOCK_SIZES, PackedBlocks
+from localllm_kernels.products.block_weight import PackedBlocks
 from localllm_kernels.products.split_sum import add_parts
 
 MAX_ROWS = 64
@@ -217,7 +217,7 @@ def _multiply(
         first,
         weight.width_out,
         num_splits,
-        **_type_constants(part.type),
+        **type_constants(part.type),
         HAS_PLACES=weight.places is not None,
         HAS_BIAS=weight.bias is not None,
         BY_WORDS=by_words,
@@ -252,16 +252,11 @@ def dequantize_rows(rows: BlockRows, out: Tensor) -> None:
         num_outputs,
         row_bytes,
         width_in,
-        **_type_constants(rows.type),
+        **type_constants(rows.type),
         OUTPUTS=32,
         STEP=STEP,
         num_warps=4,
     )
-
-
-def _type_constants(name: str) -> dict[str, Any]:
-    num_values, num_bytes = BLOCK_SIZES[name]
-    return {"TYPE": name, "NUM_VALUES": num_values, "NUM_BYTES": num_bytes}
 
 
 def block_matmul_reference(

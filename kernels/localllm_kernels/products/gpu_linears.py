@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm_kernels.coded_blocks import as_coded
+from localllm_kernels.coded_blocks import BLOCK_TYPES, as_coded
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.gpu_experts import ExpertLinears
 from localllm_kernels.linears import BlocksWeight, CodedWeight, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
 from localllm_kernels.products.block_matmul import block_matmul
-from localllm_kernels.products.block_weight import BLOCK_TYPES, PackedBlocks
+from localllm_kernels.products.block_weight import PackedBlocks
 from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4

@@ -2,8 +2,8 @@
 
 import torch
 
+from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import Traits, WeightLayout
-from localllm_kernels.products.block_weight import BLOCK_TYPES
 from localllm_kernels.products.int4_weight import takes_groups
 
 

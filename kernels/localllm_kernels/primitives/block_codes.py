@@ -258,7 +258,7 @@ def _q5_k(codes_ptr, at, mask, half):
 
 @triton.jit
 def _q6_k(codes_ptr, row_at, mask, block, num_blocks, half):
-    """Of rows as `block_weight.arranged` has them: the same bytes of all blocks together."""
+    """Of rows as `coded_blocks.arranged` has them: the same bytes of all blocks together."""
     low_at = row_at + block * 128 + half * 64
     low = _nibbles(_bytes(codes_ptr, low_at, mask, 0, 64)[:, None, :])
     high_at = row_at + num_blocks * 128 + block * 64 + half * 32
