@@ -16,12 +16,15 @@ from localllm.model.blocks.block import InputsFrom, LinearGroup
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.linear import ExpertByExpert, Linear, Projection, packed_linear
 from localllm.model.norm import Norm
+from localllm.model.packed.blocks import BlockWeight
 from localllm.model.packed.table import PACKED_TYPES, Shape
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.weights import WeightReader, WeightSource
 from localllm.operators.case import Cost, OperatorCase, Setting, distance
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.attention.kv_cache import dequantize_rows, quantize_rows
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.experts.gpu_experts import StackedProduct
 from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.products.fp8_matmul import rounds_inputs
 from localllm_kernels.products.gpu_linears import Int4Product
@@ -45,13 +48,15 @@ class Product:
     """A product with one weight, in three ways: that to be checked, its alternative, and the exact
     one, of rows in float32.
 
-    `piece`: None for a plain weight; `kind`, `shape`: of the weight, (out, in).
+    `piece`: None for a plain weight; `kind`, `shape`: of the weight, (out, in); `num_bytes`: of it
+    as it is stored.
     """
 
     piece: Piece | None
     name: str
     kind: str
     shape: Shape
+    num_bytes: int
     own: _Compute
     plain: _Compute
     exact: _Compute
@@ -75,8 +80,7 @@ class Product:
             lambda: self.plain(plain_x, around),
             away,
             Cost(
-                _stored_bytes(self.kind, self.shape)
-                + (x.numel() + rows * self.shape[0]) * x.itemsize,
+                self.num_bytes + (x.numel() + rows * self.shape[0]) * x.itemsize,
                 2 * rows * prod(self.shape),
                 on.own.traits.arithmetic(self.kind, on.sizes.dtype),
             ),
@@ -102,6 +106,7 @@ def drawn_product(on: Setting, kind: str, shape: Shape) -> Product:
         kind,
         kind,
         shape,
+        _stored_bytes(kind, shape),
         computing(own),
         computing(Linear(plain)),
         lambda x, around: computing(Linear(exact()))(x, around),
@@ -142,15 +147,15 @@ def _of_group(
     quantized = [name for name in names if source.has_quantized(name)]
     if not quantized:
         return
-    kind, dtype = source.quantized(quantized[0], on.device).kind, on.sizes.dtype
+    weight, dtype = source.quantized(quantized[0], on.device), on.sizes.dtype
 
     def read(ops: Ops, dtype: torch.dtype = dtype) -> Projection:
         return WeightReader(source, dtype, on.device, ops).linear(*names)
 
     own, shape = read(on.own), (group.width_out, group.width_in)
     ways = (own, read(on.rival), read(TORCH_OPS, torch.float))
-    piece = PACKED_TYPES[kind].piece
-    product = Product(piece, group.kind, kind, shape, *map(computing, ways))
+    piece, num_bytes = _piece_of(weight, own), _bytes_of(source, quantized, shape, on)
+    product = Product(piece, group.kind, weight.kind, shape, num_bytes, *map(computing, ways))
 
     def arounds(rows: int) -> Iterator[Around]:
         """Alone, and with what a layer in few launches computes with it."""
@@ -194,9 +199,12 @@ def _of_experts(
     if isinstance(own, ExpertByExpert):
         return
     plain, exact = read(on.rival, on.sizes.dtype), read(TORCH_OPS, torch.float32)
-    first = gate_up[0][0]
-    kind = source.quantized(first, on.device).kind if source.has_quantized(first) else PLAIN
     shapes = [(group.width_out, group.width_in) for group in groups[0]]
+
+    expert_bytes = sum(
+        _bytes_of(source, part[0], shape, on)
+        for part, shape in zip((gate_up, down), shapes, strict=True)
+    )
 
     def gate(inner: Tensor) -> Tensor:
         return TORCH_OPS.gate(inner, expert.gate)
@@ -205,9 +213,7 @@ def _of_experts(
         chosen = torch.rand(rows, count, device=on.device).argsort(-1)[:, :top_k].int()
         factors = torch.rand(chosen.shape, device=on.device)
         x = on.values(rows, expert.hidden_size)
-        read_bytes = len(set(chosen.flatten().tolist())) * sum(
-            _stored_bytes(kind, shape) for shape in shapes
-        )
+        read_bytes = len(set(chosen.flatten().tolist())) * expert_bytes
         yield OperatorCase(
             Piece.EXPERTS,
             f"{top_k} of {count} experts",
@@ -263,3 +269,23 @@ def _widened(around: Around) -> Around:
 
 def _stored_bytes(kind: str, shape: Shape) -> int:
     return 2 * prod(shape) if kind == PLAIN else PACKED_TYPES[kind].stored_bytes(shape)
+
+
+def _piece_of(weight: PackedWeight, own: Projection) -> Piece:
+    """Of a product that begins with `weight`: blocks may have become a weight of another kind."""
+    if weight.kind != "blocks":
+        return PACKED_TYPES[weight.kind].piece
+    if isinstance(own, Int4Product):
+        return Piece.INT4
+    return Piece.MXFP4 if isinstance(own, StackedProduct) else Piece.BLOCKS
+
+
+def _bytes_of(source: WeightSource, names: Sequence[str], shape: Shape, on: Setting) -> int:
+    """Stored bytes of linears that become one of a shape."""
+    if not source.has_quantized(names[0]):
+        return _stored_bytes(PLAIN, shape)
+    first = source.quantized(names[0], on.device)
+    if not isinstance(first, BlockWeight):
+        return _stored_bytes(first.kind, shape)
+    others = (source.quantized(name, on.device) for name in names[1:] if source.has_quantized(name))
+    return first.codes.nbytes + sum(each.codes.nbytes for each in others)

@@ -5,13 +5,15 @@ found is kept and followed.
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
+from blocks import random_blocks
 from every_family import small_config
 from guards import needs_interpreter
 from torch import Tensor
@@ -21,6 +23,7 @@ from localllm.engine.loaded_decoder import build_decoder
 from localllm.engine.loading import build_engine
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import architecture_of
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
 from localllm.operators import choice as operator_choice
@@ -29,13 +32,18 @@ from localllm.operators.cases import operator_cases
 from localllm.operators.check import CheckRequest
 from localllm.operators.choice import describe_finding, find_verdict
 from localllm.operators.listener import Listener
+from localllm.operators.product_cases import product_cases
 from localllm.operators.recurrence_cases import recurrences
 from localllm.operators.self_check import CheckError, Patience, check_operators
 from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.compiling.choice import Choice, Piece
+from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.route import route_reference
 from localllm_kernels.linears import CodedWeight
+from localllm_kernels.products import gpu_linears
+from localllm_kernels.products.block_matmul import block_matmul
+from localllm_kernels.products.block_weight import PackedBlocks
 from localllm_kernels.recurrence.recurrence import recurrence_reference
 from localllm_kernels.recurrence.short_conv import short_conv_reference
 from localllm_kernels.triton_ops import triton_ops
@@ -263,6 +271,48 @@ def test_experts_and_their_choice_are_checked(kind: WeightKind) -> None:
         assert (seen[Piece.ROUTE] > 1) == is_wrong
 
 
+@dataclass(frozen=True, slots=True)
+class RandomBlocks(RandomWeights):
+    """Linears in blocks, some of another type than those with which they become one product."""
+
+    def quantized(self, linear: str, device: torch.device) -> PackedWeight:
+        shape = self._linear_shape(linear)
+        assert shape is not None
+        torch.manual_seed(crc32(linear.encode()))
+        name = "Q8_0" if "v_proj" in linear or "down_proj" in linear else "Q5_0"
+        return random_blocks(name, *shape)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_products_with_blocks_are_checked(is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of attention, and of experts, which have a kernel of their own."""
+    architecture, cpu = architecture_of(small_config("Glm4MoeForCausalLM")), torch.device("cpu")
+    source = RandomBlocks(architecture, "int8", cpu)
+
+    def faulty(x: Tensor, weight: PackedBlocks, workspace: Workspace) -> Tensor:
+        out = block_matmul(x, weight, workspace)
+        out[:, -1] = 0
+        return out
+
+    if is_wrong:
+        monkeypatch.setattr(gpu_linears, "block_matmul", faulty)
+    own = triton_ops("cpu")
+    on = Setting(Sizes(architecture, torch.float16, torch.float16, 16), cpu, own)
+    found = dict[Piece, list[float]]()
+    for case in product_cases(on, on, source):
+        if case.rows <= 16:
+            assert case.piece is not None
+            found.setdefault(case.piece, []).append(case.distance())
+    assert set(found) == {Piece.BLOCKS, Piece.EXPERTS}
+    assert max(found[Piece.EXPERTS]) < 0.6
+    if is_wrong:
+        assert min(found[Piece.BLOCKS]) > 1
+    else:
+        assert max(found[Piece.BLOCKS]) < 0.6
+
+
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
@@ -406,6 +456,7 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
         Piece.INT8: CodedWeight("int8", codes.view(torch.int8), scales),
         Piece.FP8: CodedWeight("fp8", codes.view(torch.float8_e4m3fn), scales, block=(1, 64)),
         Piece.MXFP4: CodedWeight("mxfp4", codes, codes[:, ::32]),
+        Piece.BLOCKS: random_blocks("Q5_0", 16, 64).coded(),
     }
     for kind, weight in weights.items():
         assert (ops.linears.packed(weight, None, torch.float32) is None) == (piece is kind)

@@ -89,4 +89,6 @@ class GpuLinears(Linears):
             return None
         coded = as_coded(weight)
         own = None if coded is None else self.packed(coded, bias, dtype)
-        return own or BlockProduct(PackedBlocks.pack(weight, bias), self.workspace)
+        if own is not None or Piece.BLOCKS in self._to_torch:
+            return own
+        return BlockProduct(PackedBlocks.pack(weight, bias), self.workspace)
