@@ -55,16 +55,14 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("products/int8_matmul", "_eight_bit_kernel 512 rows"): Figure(14.3, 3),
     ("products/block_matmul", "_block_kernel Q4_K, 1 rows"): Figure(6.7, 0),
     ("products/block_matmul", "_block_kernel Q6_K, 1 rows"): Figure(8.1, 0),
-    ("products/block_matmul", "_block_kernel Q4_K, 16 rows"): Figure(
-        17.8, 8, "codes are bytes, which are brought into the order of the inputs one by one"
-    ),
+    ("products/block_matmul", "_block_kernel Q4_K, 16 rows"): Figure(11.0, 6),
     ("products/block_matmul", "_block_kernel Q6_K, 16 rows"): Figure(
-        31.4, 10, "as Q4_K, and the upper bits of its codes are apart from the lower ones"
+        12.9, 6, "the upper bits of its codes are apart from the lower ones"
     ),
-    ("products/block_matmul", "_block_kernel Q4_K, 64 rows"): Figure(22.3, 2),
-    ("products/block_matmul", "_block_kernel Q6_K, 64 rows"): Figure(42.9, 10),
-    ("products/block_matmul", "_dequantize_blocks_kernel Q4_K"): Figure(12.8, 5),
-    ("products/block_matmul", "_dequantize_blocks_kernel Q6_K"): Figure(22.3, 7),
+    ("products/block_matmul", "_block_kernel Q4_K, 64 rows"): Figure(13.7, 12),
+    ("products/block_matmul", "_block_kernel Q6_K, 64 rows"): Figure(15.8, 12),
+    ("products/block_matmul", "_dequantize_blocks_kernel Q4_K"): Figure(14.5, 5),
+    ("products/block_matmul", "_dequantize_blocks_kernel Q6_K"): Figure(16.5, 3),
     ("products/fp8_matmul", "_eight_bit_kernel 1 rows, scales for all inputs"): Figure(10.3, 2),
     ("products/fp8_matmul", "_eight_bit_kernel 512 rows, scales for 128 inputs, native"): Figure(
         6.6, 2
@@ -166,6 +164,10 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ),
     ("experts/product", "_experts_kernel mxfp4 groups of 32, 16 pairs"): Figure(10.5, 3),
     ("experts/product", "_experts_kernel mxfp4 groups of 32, 32 pairs, silu"): Figure(10.7, 5),
+    ("experts/product", "_experts_kernel Q4_K, 16 pairs"): Figure(10.4, 8),
+    ("experts/product", "_experts_kernel Q4_K, 32 pairs, silu"): Figure(11.5, 8),
+    ("experts/product", "_experts_kernel Q6_K, 16 pairs"): Figure(12.8, 8),
+    ("experts/product", "_experts_kernel Q6_K, 32 pairs, silu"): Figure(13.9, 8),
     ("experts/sum", "_sum_kernel 8 of bf16"): Figure(4.4, 0),
     ("pointwise/gate_launch", "_gate_kernel bf16, silu"): Figure(32, 1),
     ("pointwise/gate_launch", "_gate_kernel bf16, gelu"): Figure(35, 1),

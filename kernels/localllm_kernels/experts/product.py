@@ -35,12 +35,14 @@ from localllm_kernels.experts.stacked_weight import (
 from localllm_kernels.experts.tasks import Tasks
 from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
 from localllm_kernels.pointwise.gate_launch import gate_constants, gated
+from localllm_kernels.primitives.block_codes import STEP as STEP_OF_BLOCKS
 from localllm_kernels.primitives.block_codes import block_values
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
 OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units
 FEW = 16  # pairs of a task, the least that Triton multiplies
 MANY = 32
+_OF_BLOCKS = tl.constexpr(STEP_OF_BLOCKS)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -148,6 +150,20 @@ def _add_step(
             low_values, high_values = low_values * scales, high_values * scales
         part = tl.dot(low_values, x_low, part, input_precision="ieee")
         part = tl.dot(high_values, x_high, part, input_precision="ieee")
+    elif KIND == 5:
+        output_at = columns.to(tl.int64) * row_length
+        for after in tl.static_range(0, STEP, _OF_BLOCKS):
+            first = start + after
+            inputs = first + tl.arange(0, _OF_BLOCKS)
+            x = tl.load(
+                x_ptr + row_at[None, :] + inputs[:, None],
+                mask=is_row[None, :] & (inputs < width_in)[:, None],
+                other=0.0,
+            )
+            values = block_values(
+                codes_ptr, output_at, is_column, first, width_in, TYPE, NUM_VALUES, NUM_BYTES
+            )
+            part = tl.dot(values.to(dtype), x, part, input_precision="ieee")
     else:
         inputs = start + tl.arange(0, STEP)
         is_input = inputs < width_in
@@ -156,16 +172,9 @@ def _add_step(
             mask=is_row[None, :] & is_input[:, None],
             other=0.0,
         )
-        output_at = columns.to(tl.int64) * row_length
-        if KIND == 5:
-            values = block_values(
-                codes_ptr, output_at, is_column, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
-            ).to(dtype)
-        else:
-            at = output_at[:, None] + inputs[None, :]
-            codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
-            values = _values(codes, zeros, dtype, KIND)
-        part = tl.dot(values, x, part, input_precision="ieee")
+        at = columns.to(tl.int64)[:, None] * row_length + inputs[None, :]
+        codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
+        part = tl.dot(_values(codes, zeros, dtype, KIND), x, part, input_precision="ieee")
     if KIND >= 1 and KIND <= 3:
         part *= tl.load(scales_ptr + of_group, mask=is_column, other=0).to(tl.float32)[:, None]
     return acc + part
@@ -237,13 +246,24 @@ def _experts_kernel(
     zeros_ptr += of_expert * num_groups
     acc = tl.zeros([OUTPUTS, PAIRS], tl.float32)
     up = tl.zeros([OUTPUTS, PAIRS], tl.float32)
-    for start in range(0, width_in, STEP):
+    # Of blocks, the values of gate and up do not fit in registers together: one follows the other,
+    # and nothing is loaded ahead.
+    IS_APART: tl.constexpr = KIND == 5
+    STAGES: tl.constexpr = 1 if IS_APART else None
+    for start in tl.range(0, width_in, STEP, num_stages=STAGES):
         acc = _add_step(
             acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns, is_column,
             start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES, NUM_BYTES, GROUP,
             HAS_ZEROS, STEP,
         )  # fmt: skip
-        if has_up:
+        if has_up and not IS_APART:
+            up = _add_step(
+                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
+                is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
+                NUM_BYTES, GROUP, HAS_ZEROS, STEP,
+            )  # fmt: skip
+    if has_up and IS_APART:
+        for start in tl.range(0, width_in, STEP, num_stages=STAGES):
             up = _add_step(
                 up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
                 is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
@@ -275,7 +295,9 @@ class Pairs:
 
 
 def step_of(kind: str, group: int) -> int:
-    """The inputs that a program multiplies at once: at most a group."""
+    """The inputs of a program's turn: at most a group; of blocks two steps, see block_matmul.py."""
+    if kind == "blocks":
+        return 2 * STEP_OF_BLOCKS
     return min(STEP, group) if kind == "int4" else STEP
 
 
@@ -428,13 +450,18 @@ def _spec(example: _Example) -> AotSpec:
         _experts_kernel,
         f"{form}, {example.most} pairs{words}",
         example,
+        max_stack=0 if example.block_type is None else 16,  # some values, for some types and cards
         multiples_of_16=("width_in", "width_out", "row_length"),
+        # The types of most weights in most files stand for the others. Of blocks, gate and up are
+        # loops of their own.
         work=Work(
             "weight",
-            1 if gate is None else 2,
+            1 if gate is None or example.kind == "blocks" else 2,
             example.row_bytes / _WIDTH,
             times=("OUTPUTS", "STEP"),
-        ),
+        )
+        if example.block_type in (None, "Q4_K", "Q6_K")
+        else None,
     )
 
 

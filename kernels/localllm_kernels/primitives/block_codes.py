@@ -6,7 +6,8 @@ of the inputs has bytes of its own for the lower bits of its codes, but shares t
 
 Every byte is read once by one thread, and makes as many values as it has codes: these are put
 beside each other (`tl.join`) and brought into the order of the inputs, which moves nothing between
-threads. Source of the layouts: `src/ggml-common.h` and `src/ggml-quants.c` of ggml;
+threads. Where a code's bits are in several bytes, they are put together before that, byte by byte.
+Source of the layouts: `src/ggml-common.h` and `src/ggml-quants.c` of ggml;
 `localllm/model/packed/gguf_blocks.py` has the same in torch.
 """
 
@@ -181,12 +182,16 @@ def _mxfp4(codes_ptr, at, mask):
 
 
 @triton.jit
-def _runs(codes, FIRST_BIT, WIDTH: tl.constexpr):
-    """Four codes of WIDTH bits of each byte, of all bytes the first ones first:
-    [outputs, 32] -> uint8 [outputs, 4, 32]; FIRST_BIT: where the first of the four begins.
-    """
-    shifts = (tl.arange(0, 4) * WIDTH + FIRST_BIT).to(tl.uint8)
-    return (codes[:, None, :] >> shifts[None, :, None]) & ((1 << WIDTH) - 1)
+def _side_by_side(first, second, third, fourth):
+    """Four runs of inputs: [outputs, 32] each -> [outputs, 4, 32]."""
+    runs = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(tl.permute(runs, (0, 2, 3, 1)), [first.shape[0], 4, 32])
+
+
+@triton.jit
+def _late(codes, half):
+    """With the upper four bits of bytes in place of the lower ones for a block's second half."""
+    return tl.where(half == 0, codes, codes >> 4)
 
 
 @triton.jit
@@ -197,7 +202,8 @@ def _of_16(codes):
 
 @triton.jit
 def _q2_k(codes_ptr, at, mask, half):
-    codes = _of_16(_runs(_bytes(codes_ptr, at + 32 * half, mask, 16, 32), 0, 2))
+    bits = _bytes(codes_ptr, at + 32 * half, mask, 16, 32)
+    codes = _of_16(_side_by_side(bits & 3, bits >> 2 & 3, bits >> 4 & 3, bits >> 6))
     steps = _bytes(codes_ptr, at + 8 * half, mask, 0, 8)
     scales = _half(codes_ptr, at + 80, mask)[:, None] * _number(steps & 15, 0)
     offsets = _half(codes_ptr, at + 82, mask)[:, None] * _number(steps >> 4, 0)
@@ -206,8 +212,16 @@ def _q2_k(codes_ptr, at, mask, half):
 
 @triton.jit
 def _q3_k(codes_ptr, at, mask, half):
-    high = _runs(_bytes(codes_ptr, at, mask, 0, 32), 4 * half, 1)
-    codes = _of_16(_runs(_bytes(codes_ptr, at + 32 * half, mask, 32, 32), 0, 2) | high << 2)
+    high = _late(_bytes(codes_ptr, at, mask, 0, 32), half)
+    bits = _bytes(codes_ptr, at + 32 * half, mask, 32, 32)
+    codes = _of_16(
+        _side_by_side(
+            bits & 3 | high << 2 & 4,
+            bits >> 2 & 3 | high << 1 & 4,
+            bits >> 4 & 3 | high & 4,
+            bits >> 6 | high >> 1 & 4,
+        )
+    )
     low = (_bytes(codes_ptr, at, mask, 96, 8).to(tl.int32) >> 4 * half) & 15
     groups = tl.arange(0, 8)
     upper_at = codes_ptr + at[:, None] + (104 + groups % 4)[None, :]
@@ -235,24 +249,25 @@ def _of_32(codes_ptr, at, mask, half, codes):
 
 
 @triton.jit
-def _four_runs(codes_ptr, at, mask, FIRST: tl.constexpr):
-    """Codes of four bits: 32 bytes serve 64 inputs, the low ones come first; [outputs, 4, 32]."""
-    pairs = at[:, None] + 32 * tl.arange(0, 2)[None, :]
-    is_pair = tl.broadcast_to(mask[:, None], pairs.shape)
-    codes = _nibbles(_bytes(codes_ptr, pairs, is_pair, FIRST, 32))
-    return tl.reshape(codes, [at.shape[0], 4, 32])
-
-
-@triton.jit
 def _q4_k(codes_ptr, at, mask, half):
-    codes = _four_runs(codes_ptr, at + 64 * half, mask, 16)
+    # 32 bytes serve 64 inputs; the low codes come first.
+    first = _bytes(codes_ptr, at + 64 * half, mask, 16, 32)
+    second = _bytes(codes_ptr, at + 64 * half, mask, 48, 32)
+    codes = _side_by_side(first & 15, first >> 4, second & 15, second >> 4)
     return _of_32(codes_ptr, at, mask, half, codes)
 
 
 @triton.jit
 def _q5_k(codes_ptr, at, mask, half):
-    codes = _four_runs(codes_ptr, at + 64 * half, mask, 48)
-    codes |= _runs(_bytes(codes_ptr, at, mask, 16, 32), 4 * half, 1) << 4
+    first = _bytes(codes_ptr, at + 64 * half, mask, 48, 32)
+    second = _bytes(codes_ptr, at + 64 * half, mask, 80, 32)
+    high = _late(_bytes(codes_ptr, at, mask, 16, 32), half)
+    codes = _side_by_side(
+        first & 15 | high << 4 & 16,
+        first >> 4 | high << 3 & 16,
+        second & 15 | high << 2 & 16,
+        second >> 4 | high << 1 & 16,
+    )
     return _of_32(codes_ptr, at, mask, half, codes)
 
 
@@ -260,10 +275,17 @@ def _q5_k(codes_ptr, at, mask, half):
 def _q6_k(codes_ptr, row_at, mask, block, num_blocks, half):
     """Of rows as `coded_blocks.arranged` has them: the same bytes of all blocks together."""
     low_at = row_at + block * 128 + half * 64
-    low = _nibbles(_bytes(codes_ptr, low_at, mask, 0, 64)[:, None, :])
+    first, second = _bytes(codes_ptr, low_at, mask, 0, 32), _bytes(codes_ptr, low_at, mask, 32, 32)
     high_at = row_at + num_blocks * 128 + block * 64 + half * 32
-    high = _runs(_bytes(codes_ptr, high_at, mask, 0, 32), 0, 2)
-    codes = _of_16(tl.reshape(low, high.shape) | high << 4)
+    high = _bytes(codes_ptr, high_at, mask, 0, 32)
+    codes = _of_16(
+        _side_by_side(
+            first & 15 | high << 4 & 48,
+            second & 15 | high << 2 & 48,
+            first >> 4 | high & 48,
+            second >> 4 | high >> 2 & 48,
+        )
+    )
     steps = _bytes(codes_ptr, row_at + num_blocks * 192 + block * 16 + half * 8, mask, 0, 8) ^ 0x80
     scale = _half(codes_ptr, row_at + num_blocks * 208 + block * 2, mask)
     return _in_order((scale[:, None] * _number(steps, 128))[:, :, None] * _number(codes, 32))

@@ -34,9 +34,14 @@ from localllm_kernels.products.block_weight import PackedBlocks
 from localllm_kernels.products.split_sum import add_parts
 
 MAX_ROWS = 64
-# Outputs of a program, fewer for one row, where threads keep a sum for each input of a step. With
-# 64, as products on Hopper's matrix units would have them, values of Q6_K do not fit in registers.
-_OUTPUTS, _OUTPUTS_OF_ONE = 32, OUTPUTS_OF_ROW
+# Outputs of a program: the rows of a product on Hopper's matrix units, where each of four warps
+# unpacks what it multiplies; with 32, or with more warps, each value is unpacked twice. Fewer for
+# one row, where threads keep a sum for each input of a step.
+_OUTPUTS, _OUTPUTS_OF_ONE = 64, OUTPUTS_OF_ROW
+_OF_STEP = tl.constexpr(STEP)
+# Inputs of a turn for more rows than 16: with two products in it Triton gives each warp outputs of
+# its own before Hopper, too, and each value is unpacked once.
+_STEP_OF_MANY = 2 * STEP
 
 
 @triton.jit
@@ -56,7 +61,7 @@ def _sums(
     OUTPUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Sums over inputs `begin` to `end`, float32 [OUTPUTS, ROWS]."""
+    """Sums over inputs `begin` to `end`, float32 [OUTPUTS, ROWS]; STEP: inputs of a turn."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     rows = tl.arange(0, ROWS)
     is_row = rows < num_rows
@@ -65,19 +70,21 @@ def _sums(
         sums = tl.zeros([OUTPUTS, STEP], tl.float32)
     else:
         acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in tl.range(begin, end, STEP, num_stages=1):
-        inputs = start + tl.arange(0, STEP)
-        is_input = inputs < width_in
-        values = block_values(
-            codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
-        )
-        if ROWS == 1:
-            x = tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
-            sums += values * x[None, :]
-        else:
-            at = rows[None, :] * width_in + inputs[:, None]
-            x = tl.load(x_ptr + at, mask=is_row[None, :] & is_input[:, None], other=0.0)
-            acc = tl.dot(values.to(dtype), x, acc, input_precision="ieee")
+    for turn in tl.range(begin, end, STEP, num_stages=1):
+        for after in tl.static_range(0, STEP, _OF_STEP):
+            start = turn + after
+            inputs = start + tl.arange(0, _OF_STEP)
+            is_input = inputs < width_in
+            values = block_values(
+                codes_ptr, output_at, is_output, start, width_in, TYPE, NUM_VALUES, NUM_BYTES
+            )
+            if ROWS == 1:
+                x = tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
+                sums += values * x[None, :]
+            else:
+                at = rows[None, :] * width_in + inputs[:, None]
+                x = tl.load(x_ptr + at, mask=is_row[None, :] & is_input[:, None], other=0.0)
+                acc = tl.dot(values.to(dtype), x, acc, input_precision="ieee")
     if ROWS == 1:
         acc = tl.sum(sums, axis=1)[:, None]
     return acc
@@ -198,7 +205,9 @@ def _multiply(
     outputs = _OUTPUTS_OF_ONE if rows == 1 else _OUTPUTS
     num_tasks = triton.cdiv(num_outputs, outputs)
     by_words = rows == 1 and part.type in ROW_TYPES
-    step = STEP_OF_ROW if by_words else STEP
+    step = STEP if rows <= 16 else _STEP_OF_MANY
+    if by_words:
+        step = STEP_OF_ROW
     most_splits = max(1, weight.width_in // max(step, MIN_STEPS * STEP))
     num_splits = min(workspace.splits_for(num_tasks), most_splits)
     num_part_values = num_tasks * num_splits * outputs * rows if num_splits > 1 else 0
@@ -224,7 +233,7 @@ def _multiply(
         ROWS=rows,
         OUTPUTS=outputs,
         STEP=step,
-        num_warps=8 if rows == 64 else 4,
+        num_warps=4,
     )
 
 
@@ -289,7 +298,8 @@ def _spec(name: str, rows: int) -> AotSpec:
         _block_kernel if rows <= MAX_ROWS else _dequantize_blocks_kernel,
         f"{name}, {rows} rows",
         _Example(name, rows),
-        max_stack=8 if rows == 16 else 0,  # one value, for some types on some cards
+        # Ten values of 2,000 instructions, or two: for few types on few cards.
+        max_stack={16: 8, 64: 40}.get(rows, 0),
         multiples_of_16=("width_in", "row_bytes", "width_out", "num_outputs"),
         # The types of most weights in most files stand for the others.
         work=Work("weight", 1, num_bytes / num_values, times=("OUTPUTS", "STEP"))
@@ -298,5 +308,5 @@ def _spec(name: str, rows: int) -> AotSpec:
     )
 
 
-AOT_SPECS = [_spec(name, rows) for name in BLOCK_SIZES for rows in (1, 16)]
-AOT_SPECS += [_spec(name, rows) for name in ("Q4_K", "Q6_K") for rows in (64, 512)]
+AOT_SPECS = [_spec(name, rows) for name in BLOCK_SIZES for rows in (1, 16, 64)]
+AOT_SPECS += [_spec(name, 512) for name in ("Q4_K", "Q6_K")]
