@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blocks import random_blocks
 from checkpoints import tiny_config, write_checkpoint
 from engines import load_folder
 from guards import needs_interpreter
@@ -25,6 +26,8 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, cpu_ops, select_ops
 from localllm_kernels.backend import find_traits
+from localllm_kernels.coded_blocks import BLOCK_SIZES
+from localllm_kernels.products.gpu_linears import Int4Product
 from localllm_kernels.triton_ops import triton_ops
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -61,6 +64,16 @@ def test_there_is_a_kernel_where_the_traits_say_so(
         product = packed_linear(weight, None, dtype, ops.linears)
         has_kernel = ops.traits.has_kernel(weight.layout, dtype, "cpu")
         assert isinstance(product, DequantizedLinear) != has_kernel, weight.layout
+
+
+@needs_interpreter
+def test_products_include_what_is_around_them_where_the_traits_say_so() -> None:
+    ops = triton_ops("cpu")
+    for weight in [*weights(256), *(random_blocks(name, 32, 256) for name in BLOCK_SIZES)]:
+        product = packed_linear(weight, None, torch.bfloat16, ops.linears)
+        has_kernel = not isinstance(product, DequantizedLinear)
+        is_fused = has_kernel and weight.layout.kind in ops.traits.fused_kinds
+        assert isinstance(product, Int4Product) == is_fused, weight.layout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -26,4 +26,6 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
     return layout.kind in BLOCK_TYPES
 
 
-TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=frozenset(("int4",)))
+# Blocks of Q4_0 become weights of int4, see `coded_blocks.as_coded`.
+_FUSED = frozenset(("int4", "Q4_0"))
+TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=_FUSED)
