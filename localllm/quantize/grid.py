@@ -12,6 +12,8 @@ from torch import Tensor
 from localllm.model.packed.int4 import SYMMETRIC_ZERO, Int4Weight, pack_nibbles
 
 MAX_CODE = 15
+# Values of a weight for which grids are fitted at a time on a CPU: so many stay in its caches.
+_CACHED_VALUES = 1 << 18
 # Shares of a group's range that are tried when outliers may be clipped.
 _CLIP_SHARES = tuple(1 - 0.04 * step for step in range(13))
 
@@ -62,6 +64,15 @@ def fit_grid(
     from the second moments, not from samples). A symmetric grid reaches one step further on one
     side; it is mirrored where that helps, and its scale is then negative.
     """
+    num_rows = len(weight) if weight.is_cuda else max(1, _CACHED_VALUES // weight.shape[1])
+    parts = [
+        _fit_rows(rows, group_size, symmetric, hessian) for rows in torch.split(weight, num_rows)
+    ]
+    scales, zeros = (torch.cat([getattr(p, name) for p in parts]) for name in ("scales", "zeros"))
+    return Grid(scales, zeros, symmetric)
+
+
+def _fit_rows(weight: Tensor, group_size: int, symmetric: bool, hessian: Tensor | None) -> Grid:
     grouped = weight.view(weight.shape[0], -1, group_size)
     whole = _grid_over(grouped, 1.0, symmetric)
     if hessian is None:

@@ -24,6 +24,7 @@ from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid, relative_error
 from localllm.quantize.moments import Moments
+from localllm.quantize.products import RoundedLinear
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels.pointwise.gate import GateKind
@@ -34,10 +35,13 @@ LEAST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class TensorParts(Parts):
-    """The parts of a layer from `tensors`, named as in the checkpoint."""
+    """The parts of a layer from `tensors`, named as in the checkpoint; `dtype`: of the numbers that
+    are multiplied.
+    """
 
     tensors: Mapping[str, Tensor]
     ropes: RopeTables
+    dtype: torch.dtype = torch.float32
 
     def vector(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -50,15 +54,17 @@ class TensorParts(Parts):
         *names: str,
         order: Sequence[int] | None = None,
         columns: Sequence[int] | None = None,
-    ) -> Linear:
+    ) -> Linear | RoundedLinear:
         rows = slice(None) if order is None else torch.tensor(order)
         weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
         if columns is not None:
             weight = weight[:, torch.tensor(columns).argsort()]
-        if f"{names[0]}.bias" not in self.tensors:
-            return Linear(weight)
-        bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
-        return Linear(weight, bias)
+        bias = None
+        if f"{names[0]}.bias" in self.tensors:
+            bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
+        if self.dtype == torch.float32:
+            return Linear(weight, bias)
+        return RoundedLinear(weight.to(self.dtype), bias)
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -115,7 +121,8 @@ class LayerQuantizer:
         self._tensors, self._unquantized = dict(tensors), tensors
         self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
-        self._original = plan.build(TensorParts(tensors, self._reference.ropes))
+        whole = TensorParts(tensors, self._reference.ropes, self._reference.dtype)
+        self._original = plan.build(whole)
         self._done: dict[str, _Rounded] = {}
         self._errors: dict[str, float] = {}
         self._rows: dict[str, int] = {}
@@ -180,7 +187,8 @@ class LayerQuantizer:
         )
 
     def _current(self, index: int) -> Sublayer:
-        layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
+        parts = TensorParts(self._values(), self._stream.ropes, self._stream.dtype)
+        layer = self._plan.build(parts)
         return layer.sublayers[index]
 
     def _value(self, name: str) -> Tensor:
@@ -200,12 +208,14 @@ class LayerQuantizer:
         recipe, names = self._recipe, group.names
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]
-        moments = Moments(weight.shape[1], weight.device)
+        retargets = "gptq" in recipe.method
+        linears = self._stream.ops.linears
+        moments = Moments(weight, self._stream.dtype, linears, retargets=retargets)
         for x, whole in zip(inputs, reference, strict=True):
             moments.add(x, whole)
         hessian, scales = moments.hessian, torch.ones(weight.shape[1], device=weight.device)
-        if "gptq" in recipe.method:
-            weight = moments.retarget(weight)
+        if retargets:
+            weight = moments.retarget()
         if "awq" in recipe.method and self._can_fold(place, group):
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
         scaled, scaled_hessian = weight * scales, hessian / torch.outer(scales, scales)
@@ -215,10 +225,7 @@ class LayerQuantizer:
             symmetric=recipe.symmetric,
             hessian=None if recipe.method == "rtn" else scaled_hessian,
         )
-        if "gptq" in recipe.method:
-            codes = round_columns(scaled, scaled_hessian, grid)
-        else:
-            codes = grid.round(scaled)
+        codes = round_columns(scaled, scaled_hessian, grid) if retargets else grid.round(scaled)
         error = scaled - grid.values(codes)
         lost = ((error @ scaled_hessian) * error).sum(1)
         power = ((scaled @ scaled_hessian) * scaled).sum(1)

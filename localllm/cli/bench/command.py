@@ -12,7 +12,6 @@ from localllm.cli.bench.flags import (
     WorkloadFlags,
     read_suites,
 )
-from localllm.cli.bench.runs import bench_kernels, bench_model, bench_server
 from localllm.cli.draw.output import is_terminal, show_controls, write_stdout
 from localllm.cli.flags import common
 from localllm.cli.flags.engine_flags import EngineFlags
@@ -41,6 +40,8 @@ def bench(
 
     Without a flag that selects a suite, it measures prefill and decode.
     """
+    from localllm.cli.bench.runs import bench_kernels, bench_model, bench_server
+
     speculation = drafts.config()
     asked = read_suites(workload, suites, drafts)
     files.check()

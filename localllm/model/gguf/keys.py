@@ -1,5 +1,7 @@
 """The keys of a GGUF file that describe its architecture, each checked as it is read."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np
