@@ -121,6 +121,7 @@ class GivenWeights:
     """Plain tensors by name; see WeightSource."""
 
     tensors: dict[str, Tensor]
+    keeps_floats: bool = False
 
     def has_plain(self, name: str) -> bool:
         return name in self.tensors
