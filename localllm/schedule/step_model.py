@@ -78,7 +78,9 @@ class StepModel:
             self._first.clear()
         if not self.is_measured:
             self._mean[0], self.plain_seconds, self.is_measured = log(seconds), seconds, True
-            self._covariances[0][0] = NOISE**2
+            for row in self._covariances:
+                row[0] = 0.0
+            self._covariances[0] = [NOISE**2, *[0.0] * (len(self._mean) - 1)]
         elif not is_settled and self._surprise(step) >= 0:
             pass  # slow at first
         elif self.is_doubtful:
@@ -153,7 +155,7 @@ class StepModel:
 
     def _update(self, step: Step) -> None:
         self._drift(STEP_DRIFT, 1.0)
-        ratio = self._ratio(step)
+        ratio, before = self._ratio(step), self._mean[0]
         steps, gains, variance = self._expected(step)
         # What the time is off by if the machine is slower, and if drafts cost more.
         slower, dearer = steps * log(ratio), steps * (ratio - 1)
@@ -165,6 +167,9 @@ class StepModel:
         if step.drafter is not None:
             self._keep_positive(1 + 2 * step.drafter)
             self._keep_positive(2 + 2 * step.drafter)
+        # The machine's speed has changed at most as much as the time of the whole step.
+        most = abs(log(ratio))
+        self._mean[0] = min(max(self._mean[0], before - most), before + most)
         self.plain_seconds = exp(self._mean[0])
 
     def _expected(self, step: Step) -> tuple[float, list[float], float]:

@@ -1,10 +1,12 @@
 """What steps take is told from how fast the machine is."""
 
+from math import exp
 from random import Random
 
 import pytest
 
 from localllm.schedule import step_model
+from localllm.schedule.step_clock import StepClock
 from localllm.schedule.step_model import StepModel
 
 # f and s of the drafts of these tests.
@@ -106,3 +108,25 @@ def test_costs_are_never_negative() -> None:
     for length in 20 * [1, 3]:
         model.add_drafts(1, 0, length, 0.8e-3)
     assert min(model.line(0)) >= -1e-9
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nothing_that_other_work_does_to_steps_leads_far_astray(seed: int) -> None:
+    rng = Random(seed)
+    num_drafters = rng.choice((1, 2, 3))
+    clock = StepClock(num_drafters)
+    base, size, seen = 10 ** rng.uniform(-4, -1), 1, list[float]()
+    for _ in range(400):
+        size = rng.randint(1, 48) if rng.random() < 0.3 else size
+        longer = exp(abs(rng.gauss(0, 2)) * rng.choice((0, 0, 1))) * rng.choice((1, 1, 1, 1, 1, 30))
+        plain = base * (1 + 0.1 * size) * longer
+        if rng.random() < 0.5:
+            clock.add_plain(size, plain)
+            seen.append(plain)
+        else:
+            length = rng.choice((0.02, 0.1, 0.5, 1, 3, 15))
+            clock.unsettle()
+            drafted = plain * (1.3 + 0.2 * length)
+            clock.model.add_drafts(size, rng.randrange(num_drafters), length, drafted)
+        if seen:
+            assert min(seen) / 1e4 < clock.model.plain_seconds < max(seen) * 1e4
