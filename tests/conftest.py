@@ -139,6 +139,8 @@ def user_directories(
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_directory))
+    # No engine outlives its test unless that is what the test is about.
+    monkeypatch.setenv("LOCALLLM_KEEPALIVE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     # The tests' own processes hold all cores; more threads than those wait by spinning.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -223,10 +223,15 @@ def ask_engine(address: Path, message: Command) -> Reply | None:
 
 
 def start(
-    found: FoundModel, keepalive_s: float, log_level: int, listener: Listener = LOGGED
+    found: FoundModel,
+    keepalive_s: float,
+    log_level: int,
+    listener: Listener = LOGGED,
+    least_load_s: float = 0.0,
 ) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next program after the last one has left;
-    below 0: forever. `listener` is told the progress of loading.
+    below 0: forever; not at all if it was loaded in less than `least_load_s`. `listener` is told
+    the progress of loading.
 
     Raises: LocalLLMError if the model cannot be loaded; OSError if there is no place for its
     socket, or its process cannot be started.
@@ -253,7 +258,10 @@ def start(
         raise
     match answer:
         case Ready(model):
-            return _loaded(found, AttachedEngine(ours, model, found), began_s)
+            engine = AttachedEngine(ours, model, found)
+            if time.monotonic() - began_s < least_load_s:
+                engine.keep_for(0.0)
+            return _loaded(found, engine, began_s)
         case Failed(error):
             raise error
         case _:

@@ -80,6 +80,7 @@ def serve_engine(channel: socket.socket) -> int:
         handler.addFilter(LogRate())
     try:
         found = open_checkpoint(asked.model, asked.config)
+        found.tokenizer.warm()
         engine = load_text_engine(found, find_drafters(found), _listener(channel))
     except LocalLLMError as error:
         _tell(channel, Failed(error))

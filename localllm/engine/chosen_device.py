@@ -1,11 +1,11 @@
 """The device, its memory, and the dtypes and steps that a configuration asks for there."""
 
 import os
-from pathlib import Path
 
 import torch
 
 from localllm.engine.config import EngineConfig
+from localllm.engine.host_memory import available_bytes
 from localllm.errors import BackendError
 from localllm.model.architecture import Architecture
 
@@ -52,10 +52,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # return freed memory that torch still holds
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        # Memory available without swapping; free pages alone would leave out the file cache.
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        [available] = [line for line in lines if line.startswith("MemAvailable:")]
-        return int(available.split()[1]) * 1024
-    except (OSError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return available_bytes()

@@ -110,6 +110,7 @@ def test_an_error_tells_where_a_value_comes_from(
     config_file().write_text('temp = "hot"\n')
     assert f"set in {config_file()}" in localllm("chat", "hi").err
     # A value that the flag takes and the command refuses.
+    monkeypatch.delenv("LOCALLLM_KEEPALIVE")
     config_file().write_text('keepalive = "5x"\n')
     assert f"set in {config_file()}" in localllm("chat", "hi").err
     monkeypatch.setenv("LOCALLLM_THREADS", "0")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from server.conftest import ROOT, Server
 
 from localllm.attach.addresses import addresses, connect
 from localllm.attach.attached import ask_engine, attach
+from localllm.attach.kept import make_way
 from localllm.attach.messages import (
     COMMANDS,
     REPLIES,
@@ -128,6 +129,7 @@ def warm(
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "kernels"))))
+    monkeypatch.delenv("LOCALLLM_KEEPALIVE")
     yield
     for address in addresses():
         found = ask_engine(address, Hello())
@@ -136,9 +138,9 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_next_question_finds_the_engine(request: pytest.FixtureRequest) -> None:
-    alone = run(*ASK)
+    alone = run(*ASK, "--keepalive", "0")
     assert alone.returncode == 0
-    assert engines() == []  # by default nothing stays on a CPU
+    assert engines() == []
     first = run(*ASK, "--keepalive", "5m", "--json")
     [engine] = engines()
     assert (engine["name"], engine["owner_pid"], engine["requests"]) == ("pocket", None, 0)
@@ -161,6 +163,31 @@ def test_the_next_question_finds_the_engine(request: pytest.FixtureRequest) -> N
     wait_until(lambda: not is_alive(engine["pid"]))
     assert engines() == []
     assert list(folder.glob("*.engine")) == []
+
+
+def test_an_engine_that_took_long_to_load_stays_and_says_so_once(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request.getfixturevalue("fresh_processes")
+    first = run(*ASK)
+    assert "pocket stays loaded for 5 minutes" in first.stderr
+    [engine] = engines()
+    assert 200 < engine["left_s"] <= 300
+    assert told(run(*ASK)) == []
+    monkeypatch.setenv("LOCALLLM_KEEPALIVE", "0")  # as a setting has it
+    run(*ASK)
+    wait_until(lambda: not is_alive(engine["pid"]))
+
+
+def test_idle_engines_give_way_where_memory_is_short() -> None:
+    run(*ASK, "--keepalive", "1m")
+    assert make_way(1000, lambda: 1000) == []
+    [engine] = engines()
+    [address] = addresses()
+    with closing(connect(address)):  # whoever is attached is not disturbed
+        assert make_way(1001, lambda: 1000) == []
+    wait_until(lambda: make_way(1001, lambda: 1000) == ["pocket"])
+    wait_until(lambda: not is_alive(engine["pid"]))
 
 
 def test_two_at_once_leave_one_engine(runtime_directory: Path, fresh_processes: None) -> None:
@@ -197,11 +224,14 @@ def test_without_a_place_to_listen_the_model_is_loaded_here(
     assert "the engine cannot be kept running" in answer.stderr
 
 
-def test_other_settings_are_another_engine() -> None:
+def test_a_model_with_other_settings_takes_the_place_of_its_idle_engine() -> None:
     run(*ASK, "--keepalive", "1m")
+    [first] = engines()
     run(*ASK, "--keepalive", "1m", "--kv-cache-dtype", "int8")
-    run(*ASK, "-c", "512")  # found by neither, and leaves none
-    assert len({engine["pid"] for engine in engines()}) == 2
+    [second] = engines()
+    assert second["pid"] != first["pid"]
+    run(*ASK, "-c", "512", "--keepalive", "0")  # finds it not, and leaves none
+    assert [engine["pid"] for engine in engines()] == [second["pid"]]
 
 
 def test_an_engine_waits_as_long_as_it_was_told_last() -> None:

@@ -149,7 +149,8 @@ class ConversationFlags(Flags):
         "error", help="What to do when a conversation gets too long.", choices=OVERFLOW_POLICIES
     )
     keepalive: str | None = setting(
-        help="Keep the engine running for the next question: 5m, 0 (no), -1 (forever).",
+        help="Keep the engine running for the next question: 5m (the default), 0 (no), -1 "
+        "(forever).",
         metavar="TIME",
     )
 

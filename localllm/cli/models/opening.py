@@ -2,7 +2,9 @@
 
 import logging
 import os
+import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,9 @@ from localllm.cli.draw.status_line import StatusLine
 from localllm.cli.models.first_start import welcome
 from localllm.cli.models.variants import choose_variant
 from localllm.engine.config import EngineConfig
+from localllm.engine.host_memory import available_bytes
 from localllm.hub.recommendation import has_gpu_driver
+from localllm.model.weight_files import find_weight_files
 from localllm.operators.listener import MEMORY, Listener, Tell
 from localllm.user.places import cache_folder
 
@@ -23,8 +27,12 @@ logger = logging.getLogger(__name__)
 
 # A shorter load shows nothing.
 LOADING_SHOWN_S = 1.0
-# How long an engine on a GPU waits for a script's next question; one on a CPU does not wait.
-GPU_KEEPALIVE_S = 300.0
+# How long an engine waits for the next question, unless another time was asked for or loading the
+# model took less than these seconds.
+KEEPALIVE_S, _LONG_LOAD_S = 300.0, 1.0
+# What a process takes besides its model's weights, and a context of some size; weights in memory
+# are up to so many times as large as in files.
+_BESIDES_BYTES, _RESIDENT_SHARE = 1 << 30, 1.2
 # Requests at a time of an engine that is kept.
 KEPT_AT_ONCE = 16
 # Unix sockets, by which running engines are found.
@@ -42,7 +50,8 @@ def open_noted(
     first time. How memory is divided is logged.
 
     `keepalive_s`: how long its engine waits for the next question, in a process of its own; None:
-    the default, 0: not at all, negative: forever.
+    the default, 0: not at all, negative: forever. Engines that wait give way to a model that needs
+    their memory.
     """
     from localllm.cli.models.download_progress import TerminalProgress
     from localllm.hub.checkpoint import find_model, read_checkpoint
@@ -56,8 +65,8 @@ def open_noted(
         if is_conversation:
             note(f"{found.name} is already loaded: localllm ps shows where", dim=True)
         return attached
-    if keepalive_s is None:
-        keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
+    if _HAS_SOCKETS:
+        _make_way(found)
     doing: list[str] = []
     with loading(found.name, doing) as line:
 
@@ -68,12 +77,25 @@ def open_noted(
         listener = Listener(lines, doing.append)
 
         if keepalive_s != 0 and _HAS_SOCKETS:
+            from localllm.attach.addresses import address_of
             from localllm.attach.attached import start
+            from localllm.attach.kept import end_others
 
             try:
-                return start(_for_several(found), keepalive_s, logging.getLogger().level, listener)
+                loaded = start(
+                    _for_several(found),
+                    KEEPALIVE_S if keepalive_s is None else keepalive_s,
+                    logging.getLogger().level,
+                    listener,
+                    _LONG_LOAD_S if keepalive_s is None else 0.0,
+                )
             except OSError as error:
                 tell(f"the engine cannot be kept running ({error})")
+            else:
+                end_others(found.name, address_of(found.folder, found.engine_config))
+                if keepalive_s is None:
+                    _tell_first(found.name, tell)
+                return loaded
         checkpoint = read_checkpoint(found)
         checkpoint.tokenizer.warm()
         from localllm.answer.drafters import find_drafters
@@ -114,6 +136,33 @@ def _for_several(found: "FoundModel") -> "FoundModel":
     return replace(found, engine_config=replace(config, max_num_seqs=several))
 
 
+def _make_way(found: "FoundModel") -> None:
+    """End engines that wait, where their memory is needed. Raises: as `find_weight_files`."""
+    from localllm.attach.kept import make_way
+
+    if _is_on_gpu(found.engine_config):
+        needed = sys.maxsize  # an engine takes what a GPU has
+    else:
+        num_bytes = sum(path.stat().st_size for path in find_weight_files(found.folder))
+        needed = int(_RESIDENT_SHARE * num_bytes) + _BESIDES_BYTES
+    for name in make_way(needed, available_bytes):
+        logger.info("%s is no longer loaded: its memory is needed", name)
+
+
+def _tell_first(name: str, tell: Tell) -> None:
+    """Say that an engine stays, if that was never said."""
+    shown = cache_folder("kept-engine")
+    if shown.exists():
+        return
+    tell(
+        f"{show_controls(name)} stays loaded for {KEEPALIVE_S / 60:.0f} minutes, and answers the "
+        "next question at once: localllm ps shows it, localllm config set keepalive 0 ends that"
+    )
+    with suppress(OSError):
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        shown.touch()
+
+
 def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | None":
     from localllm.attach.attached import attach
 
@@ -122,6 +171,4 @@ def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | No
 
 def _is_on_gpu(engine: EngineConfig) -> bool:
     """Whether the engine will run on a GPU, as far as that is known without importing torch."""
-    if engine.device != "auto":
-        return engine.device == "cuda"
-    return has_gpu_driver()
+    return engine.device != "cpu" and has_gpu_driver()

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 def ps(
     json_output: JsonLines = False,
 ) -> None:
-    """List the models that `serve` or `chat --keepalive` keeps loaded."""
+    """List the models that `serve` and `chat` keep loaded."""
     found = _engines()
     if json_output:
         for _, engine in found:
             write_stdout(json_line(asdict(engine.model) | asdict(engine.use)))
         return
     if not found:
-        note("no model is loaded; localllm chat --keepalive 5m keeps one for the next question")
+        note("no model is loaded; localllm chat keeps one for the next question")
         return
     rows = [("MODEL", "PID", "MEMORY", "CONTEXT", "REQUESTS", "STARTED", "KEPT")]
     for _, engine in found:
@@ -79,14 +79,9 @@ def stop(
 
 
 def _engines() -> "list[tuple[Path, Ready]]":
-    """The engines that respond, oldest first."""
-    from localllm.attach.addresses import addresses
-    from localllm.attach.attached import ask_engine
-    from localllm.attach.messages import Hello, Ready
+    from localllm.attach.kept import running_engines
 
-    asked = [(address, ask_engine(address, Hello())) for address in addresses()]
-    found = [(address, answer) for address, answer in asked if isinstance(answer, Ready)]
-    return sorted(found, key=lambda each: each[1].model.started_s)
+    return running_engines()
 
 
 def _kept(engine: "Ready") -> str:
