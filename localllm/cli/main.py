@@ -43,7 +43,6 @@ from localllm.cli.serve.ps import ps, stop
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.process.ending import end_in_time
-from localllm.process.late_import import OF_COMPILERS, import_late
 from localllm.user.places import lost_places
 from localllm.user.settings import read_settings
 from localllm.user.version import __version__
@@ -217,7 +216,6 @@ def main() -> None:
     when `DeferredInterrupt` takes over.
     """
     let_torch_sleep()
-    import_late(OF_COMPILERS)
     end_in_time({signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM})
     sys.exit(run(sys.argv[1:]))
 

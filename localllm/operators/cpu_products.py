@@ -24,21 +24,15 @@ def make_products_reproducible() -> None:
         os.environ.setdefault(_VARIABLE, _STRICT)
 
 
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-def products_ignore_threads(dtype: torch.dtype, cpuinfo: Path = _CPUINFO) -> bool:
+def products_ignore_threads(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether torch's products are known to have the same bits with any number of threads.
 
     Those in bfloat16 are where the processor multiplies such numbers itself. Where torch takes
     other instructions, some sums differ: on a Xeon with AVX512 but without AVX512_BF16, one to
     three elements of a product (torch 2.13).
     """
-    return dtype != torch.bfloat16 or multiplies_bfloat16(cpuinfo)
-
-
-def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the processor multiplies such numbers itself, at twice the speed of float32."""
+    if dtype != torch.bfloat16:
+        return True
     try:
         words = set(cpuinfo.read_text().split())
     except OSError:

@@ -24,7 +24,6 @@ from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid, relative_error
 from localllm.quantize.moments import Moments
-from localllm.quantize.products import RoundedLinear
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels.pointwise.gate import GateKind
@@ -35,13 +34,10 @@ LEAST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class TensorParts(Parts):
-    """The parts of a layer from `tensors`, named as in the checkpoint; `dtype`: of the numbers that
-    are multiplied.
-    """
+    """The parts of a layer from `tensors`, named as in the checkpoint."""
 
     tensors: Mapping[str, Tensor]
     ropes: RopeTables
-    dtype: torch.dtype = torch.float32
 
     def vector(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -54,17 +50,15 @@ class TensorParts(Parts):
         *names: str,
         order: Sequence[int] | None = None,
         columns: Sequence[int] | None = None,
-    ) -> Linear | RoundedLinear:
+    ) -> Linear:
         rows = slice(None) if order is None else torch.tensor(order)
         weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
         if columns is not None:
             weight = weight[:, torch.tensor(columns).argsort()]
-        bias = None
-        if f"{names[0]}.bias" in self.tensors:
-            bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
-        if self.dtype == torch.float32:
-            return Linear(weight, bias)
-        return RoundedLinear(weight.to(self.dtype), bias)
+        if f"{names[0]}.bias" not in self.tensors:
+            return Linear(weight)
+        bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
+        return Linear(weight, bias)
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -121,8 +115,7 @@ class LayerQuantizer:
         self._tensors, self._unquantized = dict(tensors), tensors
         self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
-        whole = TensorParts(tensors, self._reference.ropes, self._reference.dtype)
-        self._original = plan.build(whole)
+        self._original = plan.build(TensorParts(tensors, self._reference.ropes))
         self._done: dict[str, _Rounded] = {}
         self._errors: dict[str, float] = {}
         self._rows: dict[str, int] = {}
@@ -187,8 +180,7 @@ class LayerQuantizer:
         )
 
     def _current(self, index: int) -> Sublayer:
-        parts = TensorParts(self._values(), self._stream.ropes, self._stream.dtype)
-        layer = self._plan.build(parts)
+        layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
         return layer.sublayers[index]
 
     def _value(self, name: str) -> Tensor:
@@ -209,8 +201,7 @@ class LayerQuantizer:
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]
         retargets = "gptq" in recipe.method
-        linears = self._stream.ops.linears
-        moments = Moments(weight, self._stream.dtype, linears, retargets=retargets)
+        moments = Moments(weight, retargets=retargets)
         for x, whole in zip(inputs, reference, strict=True):
             moments.add(x, whole)
         hessian, scales = moments.hessian, torch.ones(weight.shape[1], device=weight.device)

@@ -4,13 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.quantize.products import add_products
-from localllm_kernels.linears import Linears
-
 # Share of the mean input energy that keeps a retargeted weight near the original one.
 _RIDGE = 0.01
-
-
 # Parts of the inputs: of the products of two different parts only one half is computed.
 _PARTS = 4
 
@@ -20,37 +15,29 @@ class Moments:
     use.
     """
 
-    def __init__(
-        self, weight: Tensor, dtype: torch.dtype, linears: Linears | None, *, retargets: bool
-    ) -> None:
-        """`weight`: [out, width]; `dtype`: see `product_dtype`; `linears`: of the device;
-        `retargets`: whether `retarget` will be asked for.
-        """
+    def __init__(self, weight: Tensor, *, retargets: bool) -> None:
+        """`weight`: [out, width]; `retargets`: whether `retarget` will be asked for."""
         num_outputs, width = weight.shape
-        self._weight, self._dtype, self._linears = weight, dtype, linears
+        self._weight = weight
         self._products = weight.new_zeros(width, width)
         self._magnitudes = weight.new_zeros(width)
         # The unquantized model's outputs, or where there are many its inputs, with the inputs.
         self._by_outputs = 2 * num_outputs < width
-        self._rounded = weight.to(dtype) if self._by_outputs else None
         num_crossed = num_outputs if self._by_outputs else width
         self._crossed = weight.new_zeros(num_crossed, width) if retargets else None
         self._num_rows = 0
 
     def add(self, x: Tensor, whole: Tensor) -> None:
         """Add the rows of `x`, [num_tokens, width]; `whole`: the unquantized model's inputs."""
-        self._magnitudes += x.float().abs().sum(0)
+        x, whole = x.float(), whole.float()
+        self._magnitudes += x.abs().sum(0)
         self._num_rows += len(x)
-        x = x.to(self._dtype)
         size = -(-x.shape[1] // _PARTS)
         for at in range(0, x.shape[1], size):
-            part = x[:, at : at + size]
-            add_products(self._products[at:, at : at + size], x[:, at:], part, self._linears)
+            self._products[at:, at : at + size].addmm_(x[:, at:].T, x[:, at : at + size])
         if self._crossed is not None:
-            whole = whole.to(self._dtype)
-            if self._rounded is not None:
-                whole = F.linear(whole, self._rounded)
-            add_products(self._crossed, whole, x, self._linears)
+            whole = F.linear(whole, self._weight) if self._by_outputs else whole
+            self._crossed.addmm_(whole.T, x)
 
     @property
     def hessian(self) -> Tensor:

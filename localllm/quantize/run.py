@@ -40,7 +40,6 @@ from localllm.quantize.layer_files import (
     stored_tensors,
     write_layer,
 )
-from localllm.quantize.products import product_dtype
 from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
@@ -169,10 +168,8 @@ class _Job:
         stream.enter(index)
         reference.enter(index)
         if self._work.has(part_name(index)):
-            reference.pass_through(
-                plan.build(TensorParts(tensors, reference.ropes, reference.dtype))
-            )
-            done = TensorParts(self._read_written(index), stream.ropes, stream.dtype)
+            reference.pass_through(plan.build(TensorParts(tensors, reference.ropes)))
+            done = TensorParts(self._read_written(index), stream.ropes)
             stream.pass_through(plan.build(done))
             return stream
         inside = stream.copy()
@@ -182,7 +179,7 @@ class _Job:
         self._write_layer(index, quantizer.run())
         # Continue with the values in its file, so that a resumed run computes with the same ones.
         written = self._read_written(index)
-        layer = plan.build(TensorParts(written, stream.ropes, stream.dtype))
+        layer = plan.build(TensorParts(written, stream.ropes))
         if quantizer.passed(written):
             inside.add(layer.sublayers[-1])
             return inside
@@ -331,12 +328,7 @@ class _Job:
         ropes = RopeTables(windows.shape[1], self._device)
         with open_weights(self._source.weights, torch.float32, torch.device("cpu")) as reader:
             stream = CalibrationStream.begin(
-                reader,
-                self._source.architecture,
-                windows,
-                ropes,
-                float32_ops(self._device),
-                product_dtype(self._device),
+                reader, self._source.architecture, windows, ropes, float32_ops(self._device)
             )
         return stream, stream.copy()
 

@@ -37,17 +37,15 @@ class CalibrationStream:
         hidden: Tensor,
         ropes: RopeTables,
         ops: Ops,
-        dtype: torch.dtype = torch.float32,
         *,
         per_layer: Tensor | None = None,
         sources: frozenset[int] = frozenset(),
     ) -> None:
-        """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place. `dtype`: of
-        the numbers that products of the layers multiply. `per_layer`: the layers' own inputs,
-        [num_layers, num_seqs, length, width]; `sources`: the layers whose keys and values later
-        ones read.
+        """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place. `per_layer`:
+        the layers' own inputs, [num_layers, num_seqs, length, width]; `sources`: the layers whose
+        keys and values later ones read.
         """
-        self._hidden, self.ropes, self.ops, self.dtype = hidden, ropes, ops, dtype
+        self._hidden, self.ropes, self.ops = hidden, ropes, ops
         self._per_layer, self._sources = per_layer, sources
         self._layer = 0
         # By layer, for each part of the sequences; in host memory.
@@ -67,11 +65,8 @@ class CalibrationStream:
         windows: Tensor,
         ropes: RopeTables,
         ops: Ops,
-        dtype: torch.dtype = torch.float32,
     ) -> "CalibrationStream":
-        """The stream before the first layer; `windows`: the tokens, int64 [num_seqs, length];
-        `dtype`: of the numbers that products of the layers multiply.
-        """
+        """The stream before the first layer; `windows`: the tokens, int64 [num_seqs, length]."""
         embedding, length = reader.embedding(architecture), windows.shape[1]
         own_inputs = reader.per_layer_inputs(architecture, TORCH_OPS)
         hidden, per_layer = [], []
@@ -86,7 +81,6 @@ class CalibrationStream:
             torch.cat(hidden),
             ropes,
             ops,
-            dtype,
             per_layer=torch.cat(per_layer, dim=1) if per_layer else None,
             sources=frozenset(plan.reads for plan in architecture.layers if plan.reads is not None),
         )
@@ -97,7 +91,6 @@ class CalibrationStream:
             self._hidden.clone(),
             self.ropes,
             self.ops,
-            self.dtype,
             per_layer=self._per_layer,
             sources=self._sources,
         )
@@ -133,7 +126,7 @@ class CalibrationStream:
             self._caches[self._layer] = caches
         for i, x in enumerate(self.inputs(sublayer)):
             inputs = self._block_inputs(x, i, block)
-            inner = sublayer.block.inner(x, inputs).to(self.dtype)
+            inner = sublayer.block.inner(x, inputs)
             if inputs.cache is not None and self._layer in self._sources:
                 caches.append(_moved(inputs.cache, self._hidden.device))
             num_tokens = self._hidden.shape[0] * self._hidden.shape[1]
