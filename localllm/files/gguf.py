@@ -115,16 +115,16 @@ class GgufHeader:
     files: tuple[Path, ...]
 
 
-def read_gguf(path: Path) -> GgufHeader:
+def read_gguf(path: Path, *, has_texts: bool = True) -> GgufHeader:
     """Read the header of a model's file, and those of the others if it is split; `path` may be any
-    of them.
+    of them. Without `has_texts` lists of texts are left empty: a vocabulary takes most of the time.
 
     Raises: as `open_model_file`; CheckpointError for a header that is broken or contradicts itself
     or its file, and for a split model of which a file is missing.
     """
     files = split_files(path)
     first = files[0]
-    keys, tensors = _read_part(first, len(files))
+    keys, tensors = _read_part(first, len(files), has_texts)
     count = keys.get("split.count", 0)
     if not isinstance(count, int) or not 0 <= count <= MAX_FILES:
         raise _error(first, f"it claims to be split in {count!r:.40} files")
@@ -138,7 +138,7 @@ def read_gguf(path: Path) -> GgufHeader:
     if keys.get("split.no") != 0:
         raise _error(first, f"by its name it is the first file, but it says {keys.get('split.no')}")
     for number, file in enumerate(files[1:], 1):
-        others, more = _read_part(file, count)
+        others, more = _read_part(file, count, has_texts)
         if others.get("split.no") != number or others.get("split.count") != count:
             raise _error(file, f"it is not file {number + 1} of {count}")
         for name in more:
@@ -161,7 +161,7 @@ def holds_header(path: Path) -> bool:
     """
     try:
         with _mapped(path) as data:
-            _Reader(path, data).listed()
+            _Reader(path, data, has_texts=False).listed()
     except _CutError:
         return False
     return True
@@ -179,20 +179,18 @@ def split_files(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(f"{found[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count))
 
 
-def _read_part(path: Path, count: int) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
-    """One of the `count` files of a model. Raises: as `_read_file`, and where it is missing."""
+def _read_part(
+    path: Path, count: int, has_texts: bool
+) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
+    """One of the `count` files of a model. Raises: as `read_gguf`, and where it is missing."""
     if count > 1 and not os.path.lexists(path):
         raise CheckpointError(
             f"{path.name} is missing, one of the {count} files of the model",
             where=str(path),
             hint="put it beside the others",
         )
-    return _read_file(path)
-
-
-def _read_file(path: Path) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
     with _mapped(path) as data:
-        return _Reader(path, data).read()
+        return _Reader(path, data, has_texts).read()
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -210,8 +208,8 @@ class _CutError(CheckpointError):
 class _Reader:
     """Reads one header from its beginning to its end."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+    def __init__(self, path: Path, data: mmap.mmap, has_texts: bool) -> None:
+        self._path, self._data, self._at, self._has_texts = path, data, 0, has_texts
         self._end = min(len(data), MAX_HEADER_BYTES)
 
     def read(self) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
@@ -304,6 +302,13 @@ class _Reader:
         """Hundreds of thousands of a vocabulary, so as little as possible is called for each."""
         data, at, end, unpack = self._data, self._at, self._end, _U64.unpack_from
         texts = list[str]()
+        if not self._has_texts:
+            for _ in range(count):
+                at += 8 + unpack(data, at)[0]
+            self._at = at
+            if at > end:
+                raise self._cut()
+            return texts
         try:
             for _ in range(count):
                 start = at + 8

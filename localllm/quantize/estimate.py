@@ -115,8 +115,12 @@ def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: in
         return operations
     active = sum(group.share * group.width_out * group.width_in for group in groups)
     operations += _PASSES * 2 * active * num_tokens
-    # Two products of the inputs with themselves, shared by the linears that read them.
-    operations += sum(4.0 * group.share * num_tokens * group.width_in**2 for group in groups)
+    # The moments of the inputs, see Moments; shared by the linears that read them.
+    for group in groups:
+        width = 1.25 * group.width_in
+        if "gptq" in recipe.method:
+            width += min(2.0 * group.width_in, 4.0 * group.width_out)
+        operations += group.share * num_tokens * group.width_in * width
     operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)
     if "awq" in recipe.method:
         searches = 2 * 2 * NUM_RATIOS

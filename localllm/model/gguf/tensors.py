@@ -90,7 +90,7 @@ def read_gguf_infos(path: Path) -> dict[str, TensorInfo]:
 
     Raises: as `read_gguf` and GgufKeys; CheckpointError for two tensors of one name.
     """
-    header = read_gguf(path)
+    header = read_gguf(path, has_texts=False)
     keys = GgufKeys(header)
     family = family_of(keys)
     assert family is not None, "config_of comes first"
