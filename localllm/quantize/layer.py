@@ -206,7 +206,7 @@ class LayerQuantizer:
             moments.add(x, whole)
         hessian, scales = moments.hessian, torch.ones(weight.shape[1], device=weight.device)
         if retargets:
-            weight = moments.retarget()
+            weight = moments.retarget(hessian)
         if "awq" in recipe.method and self._can_fold(place, group):
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
         scaled, scaled_hessian = weight * scales, hessian / torch.outer(scales, scales)

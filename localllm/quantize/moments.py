@@ -50,15 +50,15 @@ class Moments:
         """Mean of |x|, [width]."""
         return self._magnitudes / self._num_rows
 
-    def retarget(self) -> Tensor:
+    def retarget(self, hessian: Tensor) -> Tensor:
         """The weight whose outputs on x are nearest to those of the original one on `whole`.
 
-        Least squares, with a pull towards the original.
+        Least squares, with a pull towards the original; `hessian`: the one above.
         """
         assert self._crossed is not None
-        hessian, crossed = self.hessian, self._crossed / self._num_rows
+        crossed = self._crossed / self._num_rows
         wanted = crossed if self._by_outputs else self._weight @ crossed
-        difference = wanted - self._weight @ hessian
-        hessian.diagonal().add_(_RIDGE * hessian.diagonal().mean())
-        correction: Tensor = torch.linalg.solve(hessian, difference.T)
+        difference, damped = wanted - self._weight @ hessian, hessian.clone()
+        damped.diagonal().add_(_RIDGE * hessian.diagonal().mean())
+        correction: Tensor = torch.linalg.solve(damped, difference.T)
         return self._weight + correction.T

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from checkpoints import tiny_config
 
 from localllm.engine.config import EngineConfig
+from localllm.engine.decoder_memory import DecoderMemory
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.errors import ExitCode, GpuMemoryError
 from localllm.model.families.table import architecture_of
+from localllm_kernels.backend import find_traits
 
 MODEL = architecture_of(tiny_config("LlamaForCausalLM"))
 # Two layers, two kv heads of 16, keys and values, float32: 512 bytes a token.
@@ -46,6 +49,13 @@ def test_what_nobody_asked_for_is_not_taken_from_other_programs() -> None:
     assert found.groups[0].num_blocks == 2 * 512 // 16 + 1
     asked = plan(replace(config, max_model_len=512), 4000, GIB, most_contexts=2)
     assert asked.groups[0].num_blocks == 3 * 512 // 16 + 1
+
+
+@pytest.mark.parametrize(("device", "num_contexts"), [("cpu", 4), ("cuda", 64)])
+def test_on_a_cpu_the_cache_leaves_memory_to_other_programs(device: str, num_contexts: int) -> None:
+    traits = find_traits("cpu", "torch", torch.float32)
+    memory = DecoderMemory(MODEL, device, traits, torch.float32, 0, None, None)
+    assert memory.plan(EngineConfig(), 64 * GIB, None).cached_tokens == num_contexts * 512
 
 
 def test_without_an_explicit_context_what_fits_is_taken() -> None:

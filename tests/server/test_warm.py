@@ -1,6 +1,7 @@
 """Engines that stay for the next question: `chat --keepalive`, attaching, `ps`, `stop`."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from server.conftest import ROOT, Server
 
+from localllm.attach import kept
 from localllm.attach.addresses import addresses, connect
-from localllm.attach.attached import ask_engine, attach
+from localllm.attach.attached import ask_engine, attach, start
 from localllm.attach.kept import make_way
 from localllm.attach.messages import (
     COMMANDS,
@@ -33,6 +35,7 @@ from localllm.attach.messages import (
     Submit,
     Write,
 )
+from localllm.cli.models.opening import open_noted
 from localllm.engine.config import EngineConfig
 from localllm.errors import ContextLengthError, RequestError
 from localllm.hub.checkpoint import find_model, open_checkpoint
@@ -188,6 +191,21 @@ def test_idle_engines_give_way_where_memory_is_short() -> None:
         assert make_way(1001, lambda: 1000) == []
     wait_until(lambda: make_way(1001, lambda: 1000) == ["pocket"])
     wait_until(lambda: not is_alive(engine["pid"]))
+
+
+def test_a_model_needs_its_weights_and_what_a_process_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(kept, "make_way", lambda needed, free: asked.append(needed) or [])
+    open_noted("pocket", EngineConfig(device="cpu"), is_conversation=True, keepalive_s=0.0).close()
+    weights = find_model("pocket").folder / "model.safetensors"
+    assert asked[0] - weights.stat().st_size > 350 << 20  # of the interpreter and torch alone
+
+
+def test_an_engine_that_was_loaded_at_once_does_not_stay() -> None:
+    start(find_model("pocket"), 300.0, logging.WARNING, least_load_s=1000.0).close()
+    wait_until(lambda: engines() == [])
 
 
 def test_two_at_once_leave_one_engine(runtime_directory: Path, fresh_processes: None) -> None:

@@ -30,9 +30,8 @@ LOADING_SHOWN_S = 1.0
 # How long an engine waits for the next question, unless another time was asked for or loading the
 # model took less than these seconds.
 KEEPALIVE_S, _LONG_LOAD_S = 300.0, 1.0
-# What a process takes besides its model's weights, and a context of some size; weights in memory
-# are up to so many times as large as in files.
-_BESIDES_BYTES, _RESIDENT_SHARE = 1 << 30, 1.2
+# What a process takes besides its model's weights, with a context of some size.
+_BESIDES_BYTES = 1 << 30
 # Requests at a time of an engine that is kept.
 KEPT_AT_ONCE = 16
 # Unix sockets, by which running engines are found.
@@ -143,8 +142,9 @@ def _make_way(found: "FoundModel") -> None:
     if _is_on_gpu(found.engine_config):
         needed = sys.maxsize  # an engine takes what a GPU has
     else:
-        num_bytes = sum(path.stat().st_size for path in find_weight_files(found.folder))
-        needed = int(_RESIDENT_SHARE * num_bytes) + _BESIDES_BYTES
+        needed = _BESIDES_BYTES
+        with suppress(OSError):  # whoever opens a file says what is wrong with it
+            needed += sum(path.stat().st_size for path in find_weight_files(found.folder))
     for name in make_way(needed, available_bytes):
         logger.info("%s is no longer loaded: its memory is needed", name)
 
