@@ -217,8 +217,9 @@ def test_why_tells_where_the_prompt_leaves_the_cache(open_window: Open) -> None:
     )
 
 
+@pytest.mark.alone
 def test_a_long_prompt_shows_within_200_ms_how_far_it_is_read(open_window: Open) -> None:
-    window = open_window("Read.", rows=30, step_ms=30, prefill_steps=60)
+    window = open_window("Read.", rows=30, step_ms=30, prefill_steps=100)
     window.say("word " * 60)
     window.wait_for("word word")
     began = time.monotonic()
