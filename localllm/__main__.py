@@ -1,5 +1,6 @@
 """The entry point of `localllm` and `python -m localllm`."""
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -14,8 +15,12 @@ def main() -> None:
     import fails in odd ways, and nothing is lost by exiting.
     """
     signal.signal(signal.SIGINT, _leave)
+    # What is imported stays: to look through it for garbage would take a tenth of the time.
+    gc.disable()
     from localllm.cli.main import main as run
 
+    gc.freeze()
+    gc.enable()
     run()
 
 

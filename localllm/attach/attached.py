@@ -1,10 +1,7 @@
 """An engine in another process, used as if it were in this one."""
 
-import os
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -14,7 +11,7 @@ from pathlib import Path
 from localllm.answer.completion import TextEvent
 from localllm.answer.loaded_model import ON_DISK, LoadedModel
 from localllm.answer.text_engine import TextSource
-from localllm.attach.addresses import address_of, connect, is_own
+from localllm.attach.addresses import address_of, connect
 from localllm.attach.messages import (
     COMMANDS,
     REPLIES,
@@ -35,6 +32,7 @@ from localllm.attach.messages import (
     Write,
     Wrote,
 )
+from localllm.attach.started_process import StartedProcess
 from localllm.errors import LocalLLMError
 from localllm.hub.checkpoint import FoundModel
 from localllm.hub.generation_config import read_generation_config
@@ -228,20 +226,18 @@ def start(
     log_level: int,
     listener: Listener = LOGGED,
     least_load_s: float = 0.0,
+    process: StartedProcess | None = None,
 ) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next program after the last one has left;
     below 0: forever; not at all if it was loaded in less than `least_load_s`. `listener` is told
-    the progress of loading.
+    the progress of loading; `process`: one that was started ahead.
 
     Raises: LocalLLMError if the model cannot be loaded; OSError if there is no place for its
     socket, or its process cannot be started.
     """
     began_s = time.monotonic()
     address = address_of(found.folder, found.engine_config)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = _spawn(theirs, address)
-    try:
+    with StartedProcess() if process is None else process as started:
         told = Open(
             model=str(found.folder.resolve()),
             name=found.name,
@@ -250,16 +246,15 @@ def start(
             address=str(address),
             keepalive_s=keepalive_s,
         )
-        ours.sendall(COMMANDS.pack(told))
-        answer = _receive_loaded(ours, listener)
-    except BaseException:
-        process.kill()
-        ours.close()
-        raise
+        started.log_for(address)
+        with suppress(OSError):  # a process that has ended says no more
+            started.channel.sendall(COMMANDS.pack(told))
+        answer = _receive_loaded(started.channel, listener)
+        started.is_engine = isinstance(answer, Ready)
     match answer:
         case Ready(model):
-            engine = AttachedEngine(ours, model, found)
-            if time.monotonic() - began_s < least_load_s:
+            engine = AttachedEngine(started.channel, model, found)
+            if time.monotonic() - started.began_s < least_load_s:
                 engine.keep_for(0.0)
             return _loaded(found, engine, began_s)
         case Failed(error):
@@ -290,22 +285,6 @@ def _loaded(found: FoundModel, engine: AttachedEngine, began_s: float) -> Loaded
     if found.engine_config.cache_disk_bytes:
         others += f", or {ON_DISK}"
     return LoadedModel(found.name, engine, defaults, taken_s, others)
-
-
-def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
-    # -P: import nothing from the current folder.
-    command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
-    address.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = address.with_suffix(".log") if is_own(address.parent) else Path(os.devnull)
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [*command, str(channel.fileno())],
-            pass_fds=[channel.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
-            start_new_session=True,  # the engine outlives this program and its terminal
-        )
 
 
 def _receive_loaded(channel: socket.socket, listener: Listener) -> Reply | None:

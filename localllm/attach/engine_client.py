@@ -7,7 +7,6 @@ names the request; the next process takes requests as soon as it is ready.
 import asyncio
 import logging
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -32,6 +31,7 @@ from localllm.attach.messages import (
     Stats,
     Submit,
 )
+from localllm.attach.started_process import command_of
 from localllm.engine.config import EngineConfig
 from localllm.errors import LocalLLMError, RequestError
 from localllm.operators.listener import Tell
@@ -228,11 +228,9 @@ class EngineClient:
         """Run one process to its end; returns whether it was ever ready."""
         ours, theirs = socket.socketpair()
         self._state = "starting"
-        # -P: import nothing from the current folder.
-        command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, str(theirs.fileno()), pass_fds=[theirs.fileno()]
+                *command_of(theirs), pass_fds=[theirs.fileno()]
             )
         except OSError as error:
             ours.close()

@@ -13,13 +13,10 @@ from math import prod
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.files.model_file import open_model_file
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # the second one only says that numbers may be big-endian
@@ -87,7 +84,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _U32, _I32, _U64, _I64 = _SCALARS[4], _SCALARS[5], _SCALARS[10], _SCALARS[11]
 
 # A number, a flag, a text, an array of numbers or flags, or a list of texts.
-GgufValue: TypeAlias = "int | float | bool | str | npt.NDArray[Any] | list[str]"
+GgufValue: TypeAlias = int | float | bool | str | memoryview | list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +287,11 @@ class _Reader:
             return self._texts(count, name)
         if kind not in _SCALARS:
             raise self._error(f"key {name!r:.120} is a list of the unknown type {kind}")
-        import numpy as np  # takes longer than all else that looks for a model's file
-
-        dtype = np.dtype(np.bool_ if kind == _BOOL else _SCALARS[kind].format)
-        bytes_ = self._take(count * dtype.itemsize)
+        bytes_ = self._take(count * _SCALARS[kind].size)
         if kind == _BOOL and bytes_.strip(b"\0\1"):
             raise self._error(f"key {name!r:.120} has values that are neither true nor false")
-        return np.frombuffer(bytes_, dtype)
+        form: Any = "?" if kind == _BOOL else _SCALARS[kind].format[1:]
+        return memoryview(bytes_).cast(form)
 
     def _texts(self, count: int, name: str) -> list[str]:
         """Hundreds of thousands of a vocabulary, so as little as possible is called for each."""

@@ -12,25 +12,23 @@ import torch
 from torch import Tensor
 
 from localllm.quantize.grid import MAX_CODE, Grid
+from localllm.quantize.inverse import DampedInverse
 
 BLOCK = 128
-DAMPING = 0.01
 
 
-def round_columns(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
-    """Codes, float32 [out, in], of `weight` [out, in] on `grid`.
-
-    `hessian`: float32 [in, in], second moments of the inputs.
+def round_columns(weight: Tensor, inverse: DampedInverse, grid: Grid) -> Tensor:
+    """Codes, float32 [out, in], of `weight` [out, in] on `grid`; `inverse`: of the second moments
+    of the inputs.
     """
-    order = torch.argsort(hessian.diagonal(), descending=True)
-    inverse = _inverse_factor(hessian[order][:, order])
+    order, triangle = inverse.order, inverse.factor
     groups = (order // (weight.shape[1] // grid.scales.shape[1])).tolist()
     scales, zeros = grid.scales.T.contiguous(), grid.zeros.T.contiguous()
     work = weight[:, order].T.contiguous()  # [in, out]: a column of the weight is a row here
     codes = torch.empty_like(work)
     for start in range(0, len(work), BLOCK):
         end = min(start + BLOCK, len(work))
-        block, factor = work[start:end], inverse[start:end, start:end]
+        block, factor = work[start:end], triangle[start:end, start:end]
         errors = torch.empty_like(block)
         for i in range(end - start):
             scale, zero = scales[groups[start + i]], zeros[groups[start + i]]
@@ -39,24 +37,7 @@ def round_columns(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
             error = (block[i] - (code - zero) * scale) / factor[i, i]
             block[i:].addr_(factor[i, i:], error, alpha=-1)
             errors[i] = error
-        work[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
+        work[end:].addmm_(triangle[start:end, end:].T, errors, alpha=-1)
     result = torch.empty_like(weight)
     result[:, order] = codes.T
     return result
-
-
-def _inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the damped inverse."""
-    damped = hessian.clone()
-    diagonal = damped.diagonal()
-    # An input that is always zero: any weight is right for it, and the matrix would be singular.
-    diagonal[diagonal == 0] = diagonal.mean() if diagonal.any() else 1.0
-    damping = DAMPING * diagonal.mean()
-    for _ in range(8):
-        diagonal += damping
-        factor, info = torch.linalg.cholesky_ex(damped)
-        if info == 0:
-            upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
-            return upper
-        damping = damping * 4
-    raise ValueError("the inputs' second moments cannot be inverted")

@@ -23,6 +23,7 @@ from localllm.quantize.awq import search_scales
 from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid, relative_error
+from localllm.quantize.inverse import DampedInverse
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
@@ -204,22 +205,19 @@ class LayerQuantizer:
         moments = Moments(weight, retargets=retargets)
         for x, whole in zip(inputs, reference, strict=True):
             moments.add(x, whole)
-        hessian, scales = moments.hessian, torch.ones(weight.shape[1], device=weight.device)
+        hessian, inverse = moments.hessian, None
         if retargets:
-            weight = moments.retarget(hessian)
+            inverse = DampedInverse.of(hessian)
+            weight = moments.retarget(inverse)
         if "awq" in recipe.method and self._can_fold(place, group):
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
-        scaled, scaled_hessian = weight * scales, hessian / torch.outer(scales, scales)
-        grid = fit_grid(
-            scaled,
-            recipe.group_size,
-            symmetric=recipe.symmetric,
-            hessian=None if recipe.method == "rtn" else scaled_hessian,
-        )
-        codes = round_columns(scaled, scaled_hessian, grid) if retargets else grid.round(scaled)
-        error = scaled - grid.values(codes)
-        lost = ((error @ scaled_hessian) * error).sum(1)
-        power = ((scaled @ scaled_hessian) * scaled).sum(1)
+            weight, hessian = weight * scales, hessian / torch.outer(scales, scales)
+            inverse = DampedInverse.of(hessian) if retargets else None
+        grid = fit_grid(weight, recipe.group_size, symmetric=recipe.symmetric, hessian=hessian)
+        codes = grid.round(weight) if inverse is None else round_columns(weight, inverse, grid)
+        error = weight - grid.values(codes)
+        lost = ((error @ hessian) * error).sum(1)
+        power = ((weight @ hessian) * weight).sum(1)
         start = 0
         for name, size in zip(names, sizes, strict=True):
             rows = slice(start, start + size)

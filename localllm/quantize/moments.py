@@ -1,11 +1,10 @@
 """Statistics of a linear's inputs for quantization: second moments and magnitudes."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Share of the mean input energy that keeps a retargeted weight near the original one.
-_RIDGE = 0.01
+from localllm.quantize.inverse import DampedInverse
+
 # Parts of the inputs: of the products of two different parts only one half is computed.
 _PARTS = 4
 
@@ -21,7 +20,8 @@ class Moments:
         self._weight = weight
         self._products = weight.new_zeros(width, width)
         self._magnitudes = weight.new_zeros(width)
-        # The unquantized model's outputs, or where there are many its inputs, with the inputs.
+        # With the inputs: what the quantized layers before have changed of the outputs, or where
+        # there are many, of the inputs.
         self._by_outputs = 2 * num_outputs < width
         num_crossed = num_outputs if self._by_outputs else width
         self._crossed = weight.new_zeros(num_crossed, width) if retargets else None
@@ -36,8 +36,10 @@ class Moments:
         for at in range(0, x.shape[1], size):
             self._products[at:, at : at + size].addmm_(x[:, at:].T, x[:, at : at + size])
         if self._crossed is not None:
-            whole = F.linear(whole, self._weight) if self._by_outputs else whole
-            self._crossed.addmm_(whole.T, x)
+            missing = whole - x
+            if self._by_outputs:
+                missing = F.linear(missing, self._weight)
+            self._crossed.addmm_(missing.T, x)
 
     @property
     def hessian(self) -> Tensor:
@@ -50,15 +52,12 @@ class Moments:
         """Mean of |x|, [width]."""
         return self._magnitudes / self._num_rows
 
-    def retarget(self, hessian: Tensor) -> Tensor:
+    def retarget(self, inverse: DampedInverse) -> Tensor:
         """The weight whose outputs on x are nearest to those of the original one on `whole`.
 
-        Least squares, with a pull towards the original; `hessian`: the one above.
+        Least squares, with a pull towards the original; `inverse`: of the hessian above.
         """
         assert self._crossed is not None
         crossed = self._crossed / self._num_rows
-        wanted = crossed if self._by_outputs else self._weight @ crossed
-        difference, damped = wanted - self._weight @ hessian, hessian.clone()
-        damped.diagonal().add_(_RIDGE * hessian.diagonal().mean())
-        correction: Tensor = torch.linalg.solve(damped, difference.T)
-        return self._weight + correction.T
+        missing = crossed if self._by_outputs else self._weight @ crossed
+        return self._weight + inverse.times(missing)

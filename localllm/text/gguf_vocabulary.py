@@ -45,11 +45,11 @@ class GgufKeys:
     def numbers(self, name: str, count: int) -> np.ndarray[Any, Any]:
         """One number for each of `count` tokens."""
         value = self.all.get(f"tokenizer.ggml.{name}")
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
+        if not isinstance(value, memoryview) or value.format == "?":
             raise self.error(f"tokenizer.ggml.{name} must be a list of numbers")
         if len(value) != count:
             raise self.error(f"tokenizer.ggml.{name} has {len(value):,} values, {count:,} tokens")
-        return value
+        return np.asarray(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """A flag, `default` if there is no key."""

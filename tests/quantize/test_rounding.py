@@ -9,6 +9,7 @@ from localllm.model.packed.mxfp4 import VALUES
 from localllm.quantize.awq import normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
+from localllm.quantize.inverse import DAMPING, DampedInverse
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.rounding import round_fp8, round_mxfp4, round_weight
 
@@ -93,10 +94,28 @@ def naive_gptq(weight: Tensor, hessian: Tensor, grid_of: object, order: Tensor) 
     return codes.float()
 
 
+@pytest.mark.parametrize("width", [96, 700, 1100])  # inverted at once, in halves, in quarters
+def test_the_inverse_of_damped_moments(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * width, width, generator=generator) * torch.arange(1, width + 1)
+    hessian = x.T @ x / len(x)
+    damped = hessian.double() + DAMPING * hessian.diagonal().mean() * torch.eye(width)
+    inverse = DampedInverse.of(hessian)
+    expected = torch.linalg.inv(damped)
+    ordered = (inverse.factor.T @ inverse.factor).double()
+    most = expected.abs().max()
+    assert (hessian.diagonal()[inverse.order].diff() <= 0).all()
+    assert (ordered - expected[inverse.order][:, inverse.order]).abs().max() < 1e-5 * most
+    assert torch.equal(inverse.factor, inverse.factor.triu())
+    rows = torch.randn(5, width, generator=generator)
+    wanted = rows.double() @ expected
+    assert (inverse.times(rows) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
 def test_gptq_is_what_the_paper_says() -> None:
     weight, hessian = weight_and_hessian()
     grid = fit_grid(weight, GROUP, symmetric=False)
-    codes = round_columns(weight, hessian, grid)
+    codes = round_columns(weight, DampedInverse.of(hessian), grid)
     damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(IN)
     order = torch.argsort(hessian.diagonal(), descending=True)
     expected = naive_gptq(weight, damped, grid, order)
@@ -109,7 +128,7 @@ def test_gptq_beats_rounding_to_nearest(symmetric: bool) -> None:
     weight, hessian = weight_and_hessian()
     grid = fit_grid(weight, GROUP, symmetric=symmetric)
     nearest = lost(weight, grid.values(grid.round(weight)), hessian)
-    codes = round_columns(weight, hessian, grid)
+    codes = round_columns(weight, DampedInverse.of(hessian), grid)
     rounded = lost(weight, grid.values(codes), hessian)
     assert rounded < 0.6 * nearest
 
@@ -117,7 +136,9 @@ def test_gptq_beats_rounding_to_nearest(symmetric: bool) -> None:
 def test_gptq_without_correlation_rounds_to_nearest() -> None:
     weight, _ = weight_and_hessian()
     grid = fit_grid(weight, GROUP, symmetric=False)
-    assert torch.equal(round_columns(weight, torch.eye(IN), grid), grid.round(weight))
+    assert torch.equal(
+        round_columns(weight, DampedInverse.of(torch.eye(IN)), grid), grid.round(weight)
+    )
 
 
 def test_inputs_that_are_always_zero_or_the_same_do_no_harm() -> None:
@@ -126,7 +147,7 @@ def test_inputs_that_are_always_zero_or_the_same_do_no_harm() -> None:
     hessian[:, 7], hessian[7] = hessian[:, 8].clone(), hessian[8].clone()
     for moments in (hessian, torch.zeros(IN, IN)):
         grid = fit_grid(weight, GROUP, symmetric=False, hessian=moments)
-        codes = round_columns(weight, moments, grid)
+        codes = round_columns(weight, DampedInverse.of(moments), grid)
         assert torch.isfinite(grid.values(codes)).all()
         assert (weight - grid.values(codes)).abs().max() < 5
 

@@ -444,7 +444,7 @@ def test_a_large_vocabulary_is_made_in_a_moment() -> None:
     keys = pieces(list(dict.fromkeys(words)))
     keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     for name in ("token_type", "scores"):
-        keys[f"tokenizer.ggml.{name}"] = np.array(keys[f"tokenizer.ggml.{name}"])
+        keys[f"tokenizer.ggml.{name}"] = memoryview(np.array(keys[f"tokenizer.ggml.{name}"]))
     begin = time.process_time()
     made = tokenizer_files({"tokenizer.ggml.model": "llama", **keys}, "a.gguf")
     assert time.process_time() - begin < 8  # some two seconds, on a machine that is not loaded

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from localllm.user.places import cache_folder
 
 if TYPE_CHECKING:
     from localllm.answer.loaded_model import LoadedModel
+    from localllm.attach.started_process import StartedProcess
     from localllm.hub.checkpoint import FoundModel
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,17 @@ def open_noted(
     the default, 0: not at all, negative: forever. Engines that wait give way to a model that needs
     their memory.
     """
+    with _started_ahead(keepalive_s) as process:
+        return _open(name, engine, is_conversation, keepalive_s, process)
+
+
+def _open(
+    name: str | None,
+    engine: EngineConfig,
+    is_conversation: bool,
+    keepalive_s: float | None,
+    process: "StartedProcess | None",
+) -> "LoadedModel":
     from localllm.cli.models.download_progress import TerminalProgress
     from localllm.hub.checkpoint import find_model, read_checkpoint
 
@@ -87,6 +99,7 @@ def open_noted(
                     logging.getLogger().level,
                     listener,
                     _LONG_LOAD_S if keepalive_s is None else 0.0,
+                    process,
                 )
             except OSError as error:
                 tell(f"the engine cannot be kept running ({error})")
@@ -101,6 +114,21 @@ def open_noted(
         from localllm.answer.opening import load_checkpoint
 
         return load_checkpoint(checkpoint, find_drafters(checkpoint), listener)
+
+
+def _started_ahead(keepalive_s: float | None) -> "AbstractContextManager[StartedProcess | None]":
+    """The process of an engine, which imports while the model is found; None where an engine runs,
+    which may be the right one.
+    """
+    from localllm.attach.addresses import addresses
+    from localllm.attach.started_process import StartedProcess
+
+    if keepalive_s == 0 or not _HAS_SOCKETS or addresses():
+        return nullcontext()
+    try:
+        return StartedProcess()
+    except OSError:  # to start one again says why
+        return nullcontext()
 
 
 def without_memory(tell: Tell) -> Tell:

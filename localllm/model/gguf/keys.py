@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-
-import numpy as np
+from struct import Struct
 
 from localllm.errors import CheckpointError, UnsupportedModelError, brief
 from localllm.files.gguf import GgufHeader, GgufValue
@@ -12,6 +12,7 @@ from localllm.model.config_fields import OTHER_ENGINE
 
 ARCHITECTURE = "general.architecture"
 _MOST_LAYERS = 1024
+_FLOAT32 = Struct("<f")
 # What `general.type` calls the files that are no models, in words.
 _OTHER_TYPES = {
     "adapter": "an adapter (LoRA), which changes another model",
@@ -79,10 +80,13 @@ class GgufKeys:
         `integer`.
         """
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise self._wrong(name, "a finite number", value)
-        short = np.float32(value)
-        return float(str(short)) if float(short) == value else float(value)
+        return shortest(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false. Raises: as `integer`."""
@@ -104,9 +108,9 @@ class GgufKeys:
         Raises: as `integer`.
         """
         value = self._value(name, default)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, memoryview):
             return [self.integer(name, default)] * count
-        if value.ndim != 1 or value.dtype.kind not in "iub" or len(value) < count:
+        if value.format not in "?bBhHiIqQ" or len(value) < count:
             raise self._wrong(name, f"a list of {count} whole numbers", value)
         found = [int(each) for each in value[:count]]
         if min(found, default=0) < 0 or max(found, default=0) >= 1 << 40:
@@ -153,3 +157,16 @@ class GgufKeys:
 
     def _wrong(self, name: str, what: str, value: object) -> CheckpointError:
         return self.error(f"key {self.architecture}.{name} must be {what}, found {brief(value)}")
+
+
+def shortest(value: float) -> float:
+    """The number with the fewest digits that is `value` in float32; `value` if none is."""
+    for num_digits in range(1, 10):
+        short = float(f"{value:.{num_digits}g}")
+        try:
+            [stored] = _FLOAT32.unpack(_FLOAT32.pack(short))
+        except OverflowError:
+            break
+        if stored == value:
+            return short
+    return float(value)

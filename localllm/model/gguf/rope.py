@@ -1,16 +1,15 @@
 """Rotary embedding as a GGUF file's keys and tensors give it, as config.json would."""
 
+import math
 import re
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.gguf import GgufTensor
 from localllm.files.model_file import open_model_file
 from localllm.model.config_fields import OTHER_ENGINE
-from localllm.model.gguf.keys import GgufKeys
+from localllm.model.gguf.keys import GgufKeys, shortest
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -129,9 +128,12 @@ def _check_frequencies(keys: GgufKeys, base: float, width: int) -> None:
     """Raises: CheckpointError for frequencies that are not those of `base`."""
     for name, tensor in keys.header.tensors.items():
         if FREQUENCIES.fullmatch(name):
-            found = np.array(read_floats(keys, tensor))
-            usual = base ** (-np.arange(0, 2 * len(found), 2) / width)
-            if 2 * len(found) != width or not np.allclose(found, usual, rtol=_TOLERANCE, atol=0):
+            found = read_floats(keys, tensor)
+            usual = (base ** (-2 * i / width) for i in range(len(found)))
+            if 2 * len(found) != width or not all(
+                math.isclose(own, one, rel_tol=_TOLERANCE)
+                for own, one in zip(found, usual, strict=True)
+            ):
                 raise keys.error(
                     f"tensor {name!r} holds other frequencies than rope.freq_base says"
                 )
@@ -146,7 +148,7 @@ def read_floats(keys: GgufKeys, tensor: GgufTensor) -> list[float]:
         raise keys.error(f"tensor {tensor.name!r} must be at most {_MOST_FACTORS} floats (F32)")
     with open_model_file(tensor.file) as file:
         file.seek(tensor.start)
-        values = np.frombuffer(file.read(4 * count), "<f4")
-    if len(values) != count or not np.isfinite(values).all():
+        values = memoryview(file.read(4 * count)).cast("f")
+    if len(values) != count or not all(map(math.isfinite, values)):
         raise keys.error(f"tensor {tensor.name!r} holds values that are not finite")
-    return [float(str(each)) for each in values]
+    return [shortest(each) for each in values]
