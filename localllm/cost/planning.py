@@ -111,6 +111,8 @@ class Shape:
     # The head or assistant, and the model, that draft for it.
     head: FoundHead | None = None
     draft: "Shape | None" = None
+    # Of the weights, what stays in its file.
+    unread_bytes: int = 0
 
     def with_states(self, dtype: StateDType) -> "Shape":
         """The same, whose recurrences keep their matrices in `dtype`."""
@@ -173,6 +175,7 @@ class ModelPlan:
             "activations_bytes": memory.activations_bytes,
             "graphs_bytes": memory.graphs_bytes,
             "states_bytes": memory.states_bytes,
+            "resident_bytes": memory.resident_bytes + self.shape.draft_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
             "context": memory.max_model_len,
             "model_context": self.shape.architecture.max_position_embeddings,
@@ -364,6 +367,7 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
         num_parameters=architecture.num_parameters,
         is_here=True,
         entry=load_catalog().get(name),
+        unread_bytes=weights.unread_bytes,
     )
 
 
@@ -411,6 +415,7 @@ def _plan_memory(
         shape.weights_bytes,
         expert_sizes(shape.architecture, shape.linear_bytes),
         of_draft,
+        shape.unread_bytes,
     )
     return memory.plan(engine, num_bytes, shape.head)
 

@@ -57,6 +57,8 @@ class MemoryPlan:
     # in host memory.
     expert_slots: int | None = None
     host_bytes: int = 0
+    # On a CPU, what the process holds once one request has filled its context.
+    resident_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -72,6 +74,14 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Bytes of all parts."""
         return self.weights_bytes + self.besides_cache_bytes + self.kv_bytes
+
+    @property
+    def one_context_bytes(self) -> int:
+        """Bytes of the cache that one request has used at the end of its context: where there is
+        room for several, blocks that a window has left are kept for prompts that come again.
+        """
+        num_blocks = -(-self.max_model_len // self.block_size)
+        return sum(group.block_bytes * num_blocks for group in self.groups)
 
     @property
     def token_bytes(self) -> int:
@@ -93,10 +103,13 @@ class MemoryPlan:
         states = f", states {_gib(self.states_bytes)}" if self.states_bytes else ""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         host = f" (all experts: {_gib(self.host_bytes)} of host memory)" if self.host_bytes else ""
+        held = f"; {_gib(self.resident_bytes)} resident with one context" * bool(
+            self.resident_bytes
+        )
         return (
             f"{MEMORY}: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} "
             f"for {self.cached_tokens:,} tokens (context {self.max_model_len:,}){states}, "
-            f"activations {_gib(self.activations_bytes)}{graphs}; "
+            f"activations {_gib(self.activations_bytes)}{graphs}{held}; "
             f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"
         )
 
@@ -104,6 +117,11 @@ class MemoryPlan:
 def _growing(groups: Sequence[GroupMemory]) -> list[GroupMemory]:
     """The full groups, which grow with every token; all groups if none is full."""
     return [group for group in groups if group.window is None] or list(groups)
+
+
+def step_width(model: Architecture) -> int:
+    """Values that a step holds of each of its tokens."""
+    return 4 * model.hidden_size + model.workspace
 
 
 def slot_sizes(model: Architecture, engine: EngineConfig) -> SlotSizes:
@@ -144,7 +162,7 @@ def plan_memory(
     Raises: GpuMemoryError with the size of each part if not even that fits.
     """
     longest = _wanted_context(model, engine)
-    width = 4 * model.hidden_size + model.workspace
+    width = step_width(model)
     slots = slot_sizes(model, engine)
     states_bytes = slots.num_slots * model.slot_bytes(slots.max_draft)
     drafts = engine.speculation.drafter != "off"

@@ -13,6 +13,7 @@ from localllm.hub.generation_config import GenerationDefaults, read_generation_c
 from localllm.hub.reranker_files import Reranker, find_reranker
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
+from localllm.process.memory import return_freed
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
 
@@ -155,6 +156,7 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
     folder = found.folder
     defaults = read_generation_config(folder)
     tokenizer = open_tokenizer(folder, found.fallback_template)
+    return_freed()  # to read a vocabulary takes three times as much as it needs afterwards
     # Every place that names an end token counts; they need not agree.
     eos = {*defaults.eos_token_ids, *found.architecture.eos_token_ids}
     if tokenizer.eos_token_id is not None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture
+from localllm.model.mapped_file import MappedFile
 from localllm.model.stored_names import own_tensors
-from localllm.model.tensor_files import open_tensors, read_headers
+from localllm.model.tensor_files import read_headers
 from localllm.model.tensor_info import TensorInfo
 from localllm.model.weight_files import find_weight_files
 
@@ -35,9 +36,8 @@ def differ(head: TensorInfo, table: TensorInfo) -> bool:
     """Whether two tensors of the same type and shape in files hold other values."""
     import torch  # a config is read without it
 
-    with open_tensors(head.file) as first, open_tensors(table.file) as second:
-        own, other = first.get_slice(head.name), second.get_slice(table.name)
-        return any(
-            not torch.equal(own[row : row + _ROWS], other[row : row + _ROWS])
-            for row in range(0, head.shape[0], _ROWS)
-        )
+    own, other = (each.read(MappedFile(each.file).bytes) for each in (head, table))
+    return any(
+        not torch.equal(own[row : row + _ROWS], other[row : row + _ROWS])
+        for row in range(0, head.shape[0], _ROWS)
+    )

@@ -1,10 +1,11 @@
 """The paged KV cache of a model, and what its recurrences keep."""
 
+import mmap
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -185,6 +186,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     num_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes <= _SMALL_BYTES:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks for zeroed pages, large ones, which the system provides only when they are first
-    # written; torch.zeros would write gigabytes that may never be used.
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    # Zeroed pages, which the system provides only when they are first written: torch.zeros would
+    # write gigabytes that may never be used, and numpy asks for large pages, with which a few
+    # tokens take megabytes in each layer.
+    options = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    pages = mmap.mmap(-1, num_bytes, **options)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

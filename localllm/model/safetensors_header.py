@@ -56,7 +56,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     spans = []
     tensors = {}
     for name, entry in header.items():
-        tensor, start, end = _read_entry(path, name, entry)
+        tensor, start, end = _read_entry(path, name, entry, 8 + header_bytes)
         tensors[name] = tensor
         spans.append((start, end, name))
     position = 0
@@ -75,7 +75,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+def _read_entry(path: Path, name: str, entry: Any, data_start: int) -> tuple[TensorInfo, int, int]:
     where = f"tensor {name!r:.120}"
     if not isinstance(entry, dict):
         raise broken_file(path, f"{where} has no description")
@@ -95,7 +95,8 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int
             path, f"{where} spans {end - start:,} bytes, but its shape {shape} of {dtype} needs "
             f"{prod(shape) * ITEM_BYTES[dtype]:,}"
         )  # fmt: skip
-    return TensorInfo(name, path, dtype, tuple(shape)), start, end
+    tensor = TensorInfo(name, path, dtype, tuple(shape), start=data_start + start)
+    return tensor, start, end
 
 
 def _are_sizes(values: Any) -> TypeGuard[list[int]]:

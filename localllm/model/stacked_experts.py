@@ -72,6 +72,6 @@ def _split(
         names = spec.expert_at(number).names
         own = names[:2] if len(rows) == 2 else names[2:]
         for name, (first, step) in zip(own, rows, strict=True):
-            part = Part(number, first, step, count, is_transposed)
+            part = Part(info.shape[1:], number, first, step, count, is_transposed)
             found[f"{prefix}{name}.{suffix}"] = replace(info, shape=(count, *rest), part=part)
     return found

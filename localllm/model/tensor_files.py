@@ -1,13 +1,10 @@
-"""The files that hold a checkpoint's tensors, safetensors or GGUF: their headers, and the tensors
-once they are open.
-"""
+"""The headers of the files that hold a checkpoint's tensors, safetensors or GGUF."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from localllm.errors import CheckpointError
-from localllm.model.gguf.tensors import is_gguf, open_gguf, read_gguf_infos
+from localllm.model.gguf.tensors import is_gguf, read_gguf_infos
 from localllm.model.safetensors_header import broken_file, read_header
 from localllm.model.tensor_info import MAX_TENSORS, TensorInfo
 
@@ -32,18 +29,3 @@ def read_headers(files: Sequence[Path]) -> dict[str, TensorInfo]:
         if len(found) > MAX_TENSORS:
             raise broken_file(file, f"with this file the model has over {MAX_TENSORS:,} tensors")
     return found
-
-
-def open_tensors(path: Path) -> Any:
-    """A weight file opened by what loads its tensors; a context manager.
-
-    Raises: CheckpointError for what that does not take.
-    """
-    if is_gguf(path):
-        return open_gguf(path)
-    from safetensors import SafetensorError, safe_open  # torch takes two seconds to import
-
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise broken_file(path, str(error)[:200]) from error

@@ -100,6 +100,15 @@ class WeightMap:
             return int(found.resident_bytes) + found.num_dense * item_bytes
         return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of a table of embeddings in blocks beside a head: where it lies, only the rows of
+        tokens in use are read.
+        """
+        table = self.quantized.get(EMBEDDING.removesuffix(".weight"))
+        has_head = HEAD in self.quantized or f"{HEAD}.weight" in self.plain
+        return round(table.packed_bytes) if table is not None and has_head else 0
+
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
         packed = sum(linear.resident_bytes for linear in self.quantized.values())

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from localllm.model.linear import (
     fuse,
     packed_linear,
 )
+from localllm.model.mapped_file import MappedFile
 from localllm.model.norm import Norm, NormSpec
 from localllm.model.packed.blocks import BlockWeight
 from localllm.model.packed.gguf_blocks import BLOCKS, dequantize_blocks
@@ -53,13 +54,14 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
-from localllm.model.tensor_files import open_tensors
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.pointwise.gate import GateKind
 
 logger = logging.getLogger(__name__)
+# Of a large tensor so much is copied at a time: it lies in memory twice.
+_COPIED_BYTES = 32 << 20
 
 
 class WeightSource(Protocol):
@@ -84,6 +86,10 @@ class WeightSource(Protocol):
         """
         return False
 
+    def release(self) -> None:
+        """Give back the memory of what was read; it may be read again."""
+        return
+
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
 
@@ -104,7 +110,7 @@ class CheckpointWeights(WeightSource):
     """The weights in a checkpoint's files, which are open."""
 
     weights: WeightMap
-    handles: Mapping[Path, Any]
+    files: Mapping[Path, MappedFile]
 
     def has_plain(self, name: str) -> bool:
         return name in self.weights.plain
@@ -114,7 +120,7 @@ class CheckpointWeights(WeightSource):
 
     def plain(self, name: str) -> Tensor:
         info = self.weights.plain[name]
-        tensor: Tensor = info.read(self.handles[info.file])
+        tensor = info.read(self.files[info.file].bytes)
         if tensor.dtype == torch.uint8 and info.dtype in BLOCKS:
             return dequantize_blocks(BLOCKS[info.dtype], tensor)
         return tensor
@@ -127,13 +133,18 @@ class CheckpointWeights(WeightSource):
     def keeps_floats(self) -> bool:
         return any(isinstance(info, GgufInfo) for info in self.weights.plain.values())
 
+    def release(self) -> None:
+        if not self.keeps_floats:  # of other files nothing is used where it lies
+            for file in self.files.values():
+                file.release()
+
     def has_quantized(self, linear: str) -> bool:
         return linear in self.weights.quantized
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
         stored = self.weights.quantized[linear]
         parts = {
-            suffix: info.read(self.handles[info.file]).contiguous().to(device)
+            suffix: info.read(self.files[info.file].bytes).contiguous().to(device)
             for suffix, info in stored.parts.items()
         }
         for suffix, tensor in parts.items():
@@ -277,9 +288,9 @@ def load_head(
 @contextmanager
 def open_source(weights: WeightMap) -> Iterator[CheckpointWeights]:
     """The weights in files that `check_weights` has passed, open while the `with` block runs."""
-    with ExitStack() as stack:
-        handles = {file: stack.enter_context(open_tensors(file)) for file in weights.files}
-        yield CheckpointWeights(weights, handles)
+    source = CheckpointWeights(weights, {file: MappedFile(file) for file in weights.files})
+    yield source
+    source.release()
 
 
 @contextmanager
@@ -363,15 +374,20 @@ class WeightReader(Parts):
         rows = sum(shape[0] for shape in shapes)
         fused = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=self._device)
         start = 0
-        for name, shape in zip(names, shapes, strict=True):
-            part, stored = fused[start : start + shape[0]], self._source.plain(name)
-            part.copy_(stored)
-            # Checked here, while it is still in the processor's cache, or on the GPU.
-            if not is_finite(part):
-                if is_finite(stored):
-                    raise _too_large(*self._source.place(name), dtype)
-                raise _not_finite(*self._source.place(name))
-            start += shape[0]
+        for name in names:
+            whole = self._source.plain(name)
+            num_rows = max(1, _COPIED_BYTES * len(whole) // max(1, whole.nbytes))
+            for stored in torch.split(whole, num_rows):
+                part = fused[start : start + len(stored)]
+                part.copy_(stored)
+                # Checked here, while it is still in the processor's cache, or on the GPU.
+                if not is_finite(part):
+                    if is_finite(stored):
+                        raise _too_large(*self._source.place(name), dtype)
+                    raise _not_finite(*self._source.place(name))
+                start += len(stored)
+                if len(stored) == num_rows:
+                    self.release()
         return fused
 
     def vector(self, *names: str) -> Tensor:
@@ -493,6 +509,7 @@ class WeightReader(Parts):
             if isinstance(stored, BlockWeight):
                 return Embedding(stored, scale, row_dtype, self._dtype)
         table = self.read(name, dtype=self._kept_dtype([name]))
+        self.release()
         return Embedding.of(table, scale, row_dtype, self._dtype)
 
     def head(self, architecture: Architecture, embedding: Embedding) -> Head:
@@ -575,7 +592,13 @@ class WeightReader(Parts):
         """One layer with its weights."""
         parts = copy(self)
         parts._prefix, parts._ropes = f"{layer_name(index)}.", ropes
-        return architecture.layers[index].build(parts)
+        layer = architecture.layers[index].build(parts)
+        self.release()
+        return layer
+
+    def release(self) -> None:
+        """Give back the memory of what was read; it may be read again."""
+        self._source.release()
 
     def _packed(self, weight: PackedWeight, bias: Tensor | None) -> Projection:
         product = packed_linear(weight, bias, self._dtype, self._linears)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from localllm.model.architecture import Architecture
-from localllm.quantize.awq import NUM_RATIOS
+from localllm.quantize.awq import NUM_OUTPUTS, NUM_RATIOS
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.proof import LEAST_ROUNDS, SPEED_S, SPEED_TOKENS
 from localllm.quantize.recipe import Recipe
@@ -14,7 +14,6 @@ from localllm.quantize.run import QuantizeRequest
 from localllm.quantize.source import Kept, find_architecture, open_unquantized, result_bytes
 
 _PROBE, _PROBE_S = 1024, 0.3
-_PASSES = 4.0  # through the layers: source and quantized, gate and up twice more
 # The share of a large product's rate that generating text reaches, in a batch of some tens; and the
 # seconds per token that Python, attention and sampling add. Measured on two cores, 2026-11.
 _WRITING_SHARE, _WRITTEN_TOKEN_S = 0.45, 2.5e-4
@@ -114,17 +113,21 @@ def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: in
     if not recipe.uses_inputs:
         return operations
     active = sum(group.share * group.width_out * group.width_in for group in groups)
-    operations += _PASSES * 2 * active * num_tokens
+    # Both models pass through a layer; once more where awq has changed what was passed.
+    operations += 2.0 * (3 if "awq" in recipe.method else 2) * active * num_tokens
     # The moments of the inputs, see Moments; shared by the linears that read them.
     for group in groups:
         width = 1.25 * group.width_in
         if "gptq" in recipe.method:
             width += min(2.0 * group.width_in, 4.0 * group.width_out)
         operations += group.share * num_tokens * group.width_in * width
-    operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)
-    if "awq" in recipe.method:
-        searches = 2 * 2 * NUM_RATIOS
-        operations += sum(searches * group.width_out * group.width_in**2 for group in groups)
+    # The error of the result, and for gptq the inverse of the moments and what it is multiplied by.
+    for group in groups:
+        times = 8.0 if "gptq" in recipe.method else 4.0
+        operations += group.width_in**2 * (times * group.width_out + group.width_in)
+        if "awq" in recipe.method:
+            searched = 4.0 * NUM_RATIOS * min(NUM_OUTPUTS, group.width_out)
+            operations += group.width_in**2 * (searched + group.width_in)
     return operations
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 # Share of the mean input energy that is added to the moments' diagonal: it keeps a weight near the
 # original one in directions that the calibration text says little about.
-DAMPING = 0.01
+DAMPING = 0.1
 # Triangles up to this size are inverted directly.
 _SMALL = 512
 

@@ -334,7 +334,9 @@ class _Job:
 
     def _read_layer(self, reader: WeightReader, index: int) -> dict[str, Tensor]:
         names = self._plans[index].tensors()
-        return {name: reader.read(f"{layer_name(index)}.{name}") for name in names}
+        tensors = {name: reader.read(f"{layer_name(index)}.{name}") for name in names}
+        reader.release()
+        return tensors
 
     def _verify(self, result: CheckedFolder) -> tuple[Evaluation, tuple[float, float] | None]:
         self._progress("measuring", 0, 2, "")

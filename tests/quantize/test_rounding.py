@@ -6,7 +6,7 @@ from torch import Tensor
 
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import VALUES
-from localllm.quantize.awq import normalised, output_error, search_scales
+from localllm.quantize.awq import NUM_OUTPUTS, normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.inverse import DAMPING, DampedInverse
@@ -16,12 +16,14 @@ from localllm.quantize.rounding import round_fp8, round_mxfp4, round_weight
 OUT, IN, GROUP = 24, 96, 32
 
 
-def weight_and_hessian(seed: int = 0, outliers: int = 0) -> tuple[Tensor, Tensor]:
+def weight_and_hessian(
+    seed: int = 0, outliers: int = 0, num_rows: int = 2000
+) -> tuple[Tensor, Tensor]:
     """A weight, and the second moments of correlated inputs."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(OUT, IN, generator=generator)
     mix = torch.randn(IN, IN, generator=generator) / IN**0.5 + torch.eye(IN)
-    x = torch.randn(2000, IN, generator=generator) @ mix
+    x = torch.randn(num_rows, IN, generator=generator) @ mix
     x[:, :outliers] *= 20
     return weight, x.T @ x / len(x)
 
@@ -116,7 +118,7 @@ def test_gptq_is_what_the_paper_says() -> None:
     weight, hessian = weight_and_hessian()
     grid = fit_grid(weight, GROUP, symmetric=False)
     codes = round_columns(weight, DampedInverse.of(hessian), grid)
-    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(IN)
+    damped = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(IN)
     order = torch.argsort(hessian.diagonal(), descending=True)
     expected = naive_gptq(weight, damped, grid, order)
     # A value half-way between two codes may fall to either side.
@@ -130,7 +132,25 @@ def test_gptq_beats_rounding_to_nearest(symmetric: bool) -> None:
     nearest = lost(weight, grid.values(grid.round(weight)), hessian)
     codes = round_columns(weight, DampedInverse.of(hessian), grid)
     rounded = lost(weight, grid.values(codes), hessian)
-    assert rounded < 0.6 * nearest
+    assert rounded < 0.65 * nearest
+
+
+def test_damping_keeps_a_weight_from_fitting_to_few_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many inputs as the weight is wide, of which a loss on all others is measured."""
+    losses = []
+    for damping in (DAMPING / 10, DAMPING, 100 * DAMPING):
+        monkeypatch.setattr("localllm.quantize.inverse.DAMPING", damping)
+        total = 0.0
+        for seed in range(4):
+            weight, hessian = weight_and_hessian(seed)
+            few = weight_and_hessian(seed, num_rows=IN)[1]
+            grid = fit_grid(weight, GROUP, symmetric=False)
+            codes = round_columns(weight, DampedInverse.of(few), grid)
+            total += lost(weight, grid.values(codes), hessian)
+        losses.append(total)
+    least, own, most = losses
+    assert own < 0.9 * least
+    assert own < most
 
 
 def test_gptq_without_correlation_rounds_to_nearest() -> None:
@@ -159,6 +179,18 @@ def test_awq_finds_the_channels_that_matter() -> None:
     plain = output_error(weight, torch.ones(IN), hessian, GROUP, False)
     assert output_error(weight, scales, hessian, GROUP, False) < 0.7 * plain
     assert scales[:4].min() > scales[4:].mean()
+
+
+def test_awq_searches_with_some_outputs_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    _, hessian = weight_and_hessian(outliers=4)
+    weight = torch.randn(4 * NUM_OUTPUTS + 1, IN, generator=generator)
+    magnitudes, errors = hessian.diagonal().sqrt(), []
+    for most in (NUM_OUTPUTS, len(weight)):
+        monkeypatch.setattr("localllm.quantize.awq.NUM_OUTPUTS", most)
+        scales = search_scales(weight, hessian, magnitudes, group_size=GROUP, symmetric=True)
+        errors.append(output_error(weight, scales, hessian, GROUP, True))
+    assert errors[0] < 1.02 * errors[1]
 
 
 def test_scales_that_have_to_be_equal_are() -> None:

@@ -1,9 +1,7 @@
 """A GGUF file's tensors by the names that the loader knows, and their bytes as they lie in it."""
 
-import mmap
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,7 +14,7 @@ from localllm.model.gguf.family import GgufFamily
 from localllm.model.gguf.keys import GgufKeys
 from localllm.model.gguf.names import TOP, USUAL
 from localllm.model.gguf.rope import FACTORS, FREQUENCIES, LONG, SHORT
-from localllm.model.tensor_info import MAX_TENSORS, TensorInfo
+from localllm.model.tensor_info import ITEM_BYTES, MAX_TENSORS, TensorInfo, plain_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +35,11 @@ class GgufInfo(TensorInfo):
     """A tensor of a GGUF file, or rows of one; `dtype`: the name of its type, `shape`: as the
     loader has it, rows first.
 
-    `type`: how its values are stored; `start`: where its bytes begin; `change`: what to undo;
-    `head_dim`: rows of a head, of a "paired" one.
+    `type`: how its values are stored; `change`: what to undo; `head_dim`: rows of a head, of a
+    "paired" one.
     """
 
     type: BlockType = BLOCK_TYPES[0]
-    start: int = 0
     change: Change | None = None
     head_dim: int = 0
 
@@ -51,11 +48,11 @@ class GgufInfo(TensorInfo):
         """Bytes of its data, in blocks."""
         return prod(self.shape) // self.type.num_values * self.type.num_bytes
 
-    def read(self, handle: "Tensor") -> "Tensor":
-        """The tensor: of floats in its dtype, else uint8 [..., bytes of a row]; a view of `handle`,
-        see `open_gguf`, if nothing is undone.
+    def read(self, data: "Tensor") -> "Tensor":
+        """The tensor: of floats in its dtype, else uint8 [..., bytes of a row]; a view of `data`,
+        all bytes of its file, if nothing is undone.
         """
-        values = self._stored(handle)
+        values = self._stored(data)
         match self.change:
             case "raised":
                 return values - 1
@@ -67,16 +64,11 @@ class GgufInfo(TensorInfo):
             case _:
                 return values
 
-    def _stored(self, handle: "Tensor") -> "Tensor":
-        import torch
-
-        raw = handle[self.start : self.start + self.num_bytes]
-        plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        if self.dtype not in plain:
-            return raw.view(*self.shape[:-1], -1)
-        if self.start % plain[self.dtype].itemsize:
-            raw = raw.clone()  # of a file without alignment
-        return raw.view(plain[self.dtype]).view(self.shape)
+    def _stored(self, data: "Tensor") -> "Tensor":
+        if self.dtype in ITEM_BYTES:
+            return plain_view(data, self.start, self.dtype, self.shape)
+        raw = data[self.start : self.start + self.num_bytes]
+        return raw.view(*self.shape[:-1], -1)
 
 
 def is_gguf(path: Path) -> bool:
@@ -150,7 +142,7 @@ def _in_own_shape(tensor: GgufTensor, change: Change | None) -> GgufInfo:
     elif kind in ("attn_k_b.weight", "attn_v_b.weight") and len(shape) == 3:
         shape = shape[0] * shape[1], shape[2]
     return GgufInfo(
-        tensor.name, tensor.file, tensor.type.name, shape, None, tensor.type, tensor.start, change
+        tensor.name, tensor.file, tensor.type.name, shape, None, tensor.start, tensor.type, change
     )
 
 
@@ -175,16 +167,3 @@ def own_names(name: str, family: GgufFamily) -> tuple[str, ...]:
     return tuple(
         f"model.layers.{layer}.{each}" for each in ((own,) if isinstance(own, str) else own)
     )
-
-
-@contextmanager
-def open_gguf(path: Path) -> Iterator["Tensor"]:
-    """All bytes of a file, uint8, mapped as long as a view of them is in use. Raises: as
-    `open_model_file`.
-    """
-    import torch
-
-    with open_model_file(path) as file:
-        # A map that could be written, privately, which nobody does: torch warns of others.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    yield torch.frombuffer(mapped, dtype=torch.uint8)
