@@ -80,8 +80,7 @@ def run(channel: socket.socket) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRate())
     try:
-        found = open_checkpoint(asked.model, asked.config)
-        found.tokenizer.warm()
+        found = open_checkpoint(asked.model, asked.config, is_warm=True)
         engine = load_text_engine(found, find_drafters(found), _listener(channel))
     except LocalLLMError as error:
         _tell(channel, Failed(error))

@@ -142,20 +142,25 @@ def open_checkpoint(
     name: str | None = None,
     config: EngineConfig | None = None,
     progress: DownloadProgress | None = None,
+    *,
+    is_warm: bool = False,
 ) -> Checkpoint:
-    """Find and check a model; see `find_model`.
+    """Find and check a model; see `find_model` and `read_checkpoint`.
 
     Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
     """
-    return read_checkpoint(find_model(name, config, progress))
+    return read_checkpoint(find_model(name, config, progress), is_warm=is_warm)
 
 
-def read_checkpoint(found: FoundModel) -> Checkpoint:
-    """Read and check the other small files of a model. Raises: CheckpointError."""
+def read_checkpoint(found: FoundModel, *, is_warm: bool = False) -> Checkpoint:
+    """Read and check the other small files of a model; `is_warm`: see `open_tokenizer`.
+
+    Raises: CheckpointError.
+    """
     started = time.monotonic()
     folder = found.folder
     defaults = read_generation_config(folder)
-    tokenizer = open_tokenizer(folder, found.fallback_template)
+    tokenizer = open_tokenizer(folder, found.fallback_template, is_warm=is_warm)
     return_freed()  # to read a vocabulary takes three times as much as it needs afterwards
     # Every place that names an end token counts; they need not agree.
     eos = {*defaults.eos_token_ids, *found.architecture.eos_token_ids}

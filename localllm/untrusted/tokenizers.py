@@ -34,9 +34,12 @@ _OTHERS = (added_tokens.SPECIAL_MAP, added_tokens.ADDED, template_files.FOLDER)
 _BUILT_IN = Path(__file__).parents[1] / "pocket"
 
 
-def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokenizer:
+def open_tokenizer(
+    folder: Path, fallback_template: str | None = None, *, is_warm: bool = False
+) -> Tokenizer:
     """The tokenizer of a model's folder. The built-in one works in this process; any other works in
-    a process of its own, which must have read it once before this process reads it.
+    a process of its own, which must have read it once before this process reads it. `is_warm`: that
+    process starts at once, and not with its first text.
 
     Raises: CheckpointError.
     """
@@ -48,6 +51,9 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
     others = [folder / name for name in FILES if name != FILE and has_file(folder / name)]
     mark = _mark_of([data, *(read_model_file(path, MAX_JSON_BYTES) for path in others)])
     is_known = mark is not None and mark.exists()
+    if is_known and is_warm:
+        with suppress(StoppedError):  # its first text says so
+            pool.warm()
     if not is_known:
         try:
             pool.open()

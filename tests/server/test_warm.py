@@ -35,9 +35,10 @@ from localllm.attach.messages import (
     Submit,
     Write,
 )
+from localllm.attach.started_process import StartedProcess
 from localllm.cli.models.opening import open_noted
 from localllm.engine.config import EngineConfig
-from localllm.errors import ContextLengthError, RequestError
+from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 from localllm.hub.checkpoint import find_model, open_checkpoint
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.prompt import Conversation, Prompt, Text
@@ -201,6 +202,34 @@ def test_a_model_needs_its_weights_and_what_a_process_takes(
     open_noted("pocket", EngineConfig(device="cpu"), is_conversation=True, keepalive_s=0.0).close()
     weights = find_model("pocket").folder / "model.safetensors"
     assert asked[0] - weights.stat().st_size > 350 << 20  # of the interpreter and torch alone
+
+
+def test_a_process_that_was_started_ahead_becomes_the_engine_or_ends(
+    monkeypatch: pytest.MonkeyPatch, runtime_directory: Path
+) -> None:
+    started: list[StartedProcess] = []
+
+    class Noted(StartedProcess):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+
+    monkeypatch.setattr("localllm.attach.started_process.StartedProcess", Noted)
+    monkeypatch.setattr("localllm.attach.attached.StartedProcess", None)  # none is started later
+    with pytest.raises(LocalLLMError):
+        open_noted(str(runtime_directory), EngineConfig(device="cpu"), is_conversation=True)
+    [unused] = started
+    assert unused._process.returncode is not None
+    assert list(runtime_directory.rglob("*.log")) == []
+    config = EngineConfig(device="cpu")
+    open_noted("pocket", config, is_conversation=True, keepalive_s=60.0).close()
+    [engine] = engines()
+    assert engine["pid"] == started[1]._process.pid
+    [address] = addresses()
+    assert [log.stem for log in runtime_directory.rglob("*.log")] == [address.stem]
+    # Where an engine runs it may be the right one: no process is started ahead.
+    open_noted("pocket", config, is_conversation=True, keepalive_s=60.0).close()
+    assert len(started) == 2
 
 
 def test_an_engine_that_was_loaded_at_once_does_not_stay() -> None:

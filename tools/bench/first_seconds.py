@@ -30,7 +30,7 @@ from pathlib import Path
 
 from localllm.bench.environment import describe_environment
 
-CONTEXT = 4096
+CONTEXT = 2048
 _FIRST, _SECOND = "Say hi.", "Say hello."
 _WAITS_S = 120.0
 # Prints a line when its first token is there, and then answers each line that it reads.

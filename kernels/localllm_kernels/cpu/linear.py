@@ -145,16 +145,19 @@ def _scales_in_c(weight: CodedWeight) -> tuple[Tensor, str]:
 def _pack_bytes(codes: Tensor, lanes: int) -> Tensor:
     """int8 [out, in] as the library stores them; see operators.h."""
     raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, -len(codes) % lanes))
-    return raised.view(-1, lanes, codes.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    words = raised.view(torch.int32).view(-1, lanes, codes.shape[1] // 4)
+    packed = words.transpose(1, 2).contiguous()
+    return packed.view(torch.uint8).view(*packed.shape, 4)
 
 
 def _pack_codes(codes: Tensor, lanes: int) -> Tensor:
     """uint8 [out, in] below 16 as the library stores them; see operators.h."""
     width_out, width_in = codes.shape
     padded = F.pad(codes, (0, 0, 0, -width_out % lanes))
-    low, high = padded.view(-1, lanes, width_in // 8, 2, 4).permute(3, 0, 2, 1, 4)
-    packed: Tensor = (low | (high << 4)).contiguous()
-    return packed
+    # Four codes at a time, as one integer.
+    low, high = padded.view(torch.int32).view(-1, lanes, width_in // 8, 2).unbind(3)
+    packed = (low | (high << 4)).transpose(1, 2).contiguous()
+    return packed.view(torch.uint8).view(*packed.shape, 4)
 
 
 def _by_block(values: Tensor, lanes: int) -> Tensor:

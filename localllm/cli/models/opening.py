@@ -108,8 +108,7 @@ def _open(
                 if keepalive_s is None:
                     _tell_first(found.name, tell)
                 return loaded
-        checkpoint = read_checkpoint(found)
-        checkpoint.tokenizer.warm()
+        checkpoint = read_checkpoint(found, is_warm=True)
         from localllm.answer.drafters import find_drafters
         from localllm.answer.opening import load_checkpoint
 
