@@ -39,14 +39,15 @@ import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
-for question in [sys.argv[2], *iter(sys.stdin.readline, "")][:2]:
+question = sys.argv[2]
+while question:
     asked = [{"role": "user", "content": question.strip()}]
     ids = tokenizer.apply_chat_template(
         asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     answer = model.generate(**ids, max_new_tokens=1, do_sample=False)
     print(repr(tokenizer.decode(answer[0, -1])), flush=True)
-sys.stdin.readline()
+    question = sys.stdin.readline()
 """
 
 Times = dict[str, list[float]]
@@ -111,8 +112,9 @@ def llama_cpp(server: Path, model: str, times: Times) -> None:
             )
             try:
                 urllib.request.urlopen(request, timeout=_WAITS_S).read()
-            except (urllib.error.URLError, ConnectionError):  # it is still loading
-                if time.monotonic() > deadline:
+            except (urllib.error.URLError, ConnectionError) as error:  # it is still loading
+                code = getattr(error, "code", 503)
+                if code != 503 or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
             else:
@@ -134,15 +136,22 @@ def transformers(checkpoint: Path, times: Times) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     began_s = time.perf_counter()
     with ended(subprocess.Popen(command, text=True, **pipes)) as its:
-        its.stdout.readline()
+        read(its)
         times["first token, cold"].append(time.perf_counter() - began_s)
 
         def ask() -> None:
-            print(_SECOND, file=its.stdin, flush=True)
-            its.stdout.readline()
+            its.stdin.write(f"{_SECOND}\n")
+            its.stdin.flush()
+            read(its)
 
         times["first token, warm"].append(seconds(ask))
         times["resident, MB"].append(highest_mb(its.pid))
+
+
+def read(process: "subprocess.Popen[str]") -> None:
+    """Wait for a line of a process, which must write one."""
+    if not process.stdout.readline():
+        raise SystemExit("transformers has ended; does its script run?")
 
 
 @contextmanager
@@ -188,6 +197,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if asked.whole is not None and asked.llama_quantize is None:
+        parser.error("--whole needs --llama-quantize")
     subjects: dict[str, Callable[[Times], None]] = {}
     for model in asked.models:
         subjects[f"localllm, {Path(model).name}"] = lambda times, model=model: ours(model, times)

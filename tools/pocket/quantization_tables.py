@@ -85,7 +85,7 @@ def calibrations(
 ) -> Iterator[tuple[str, CalibrationRequest]]:
     """The sources of calibration text; the model writes its text once for all rows."""
     loaded = open_model(model, EngineConfig(max_model_len=512, max_num_seqs=64))
-    written = write_text(loaded, WindowCounts(samples + 8, 1, 512), seed=0).windows
+    written = write_text(loaded, WindowCounts(4 * samples + 8, 1, 512), seed=0).windows
     yield (
         "written by the model",
         CalibrationRequest(
@@ -119,7 +119,7 @@ def main() -> None:
     """Quantize, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--books", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--experts", type=Path)
     args = parser.parse_args()
     books = read_books(args.books)
@@ -144,7 +144,7 @@ def main() -> None:
         row((recipe.summary,), own.measure(recipe), nearest[128, True])
     table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
     for method, (name, request) in itertools.product(("awq", "gptq", "awq+gptq"), sources.items()):
-        for samples in (args.samples // 8, args.samples):
+        for samples in (args.samples, 4 * args.samples):
             bench = Bench(text, replace(request, num_windows=samples))
             found = bench.measure(Recipe(method, 128, True))
             row((method, name, str(samples)), found, nearest[128, True])
