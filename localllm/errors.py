@@ -154,6 +154,8 @@ def brief(value: object) -> str:
     """A value for an error message, kept short even if the input is hostile."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print much larger ones
+    if isinstance(value, memoryview):
+        value = value[:40].tolist()
     try:
         return repr(value)[:80]
     except (ValueError, RecursionError):

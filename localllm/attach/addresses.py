@@ -48,6 +48,11 @@ def addresses() -> list[Path]:
     return sorted(folder.glob(f"*{_ENDING}")) if is_own(folder) else []
 
 
+def is_any_running() -> bool:
+    """Whether any engine listens."""
+    return any(_is_alive(address) for address in addresses())
+
+
 def is_own(folder: Path) -> bool:
     """Whether a folder exists and only the user can access it."""
     try:

@@ -229,8 +229,9 @@ def start(
     process: StartedProcess | None = None,
 ) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next program after the last one has left;
-    below 0: forever; not at all if it was loaded in less than `least_load_s`. `listener` is told
-    the progress of loading; `process`: one that was started ahead.
+    below 0: forever; not at all if its process took less than `least_load_s` from its start on,
+    without what finding the model took. `listener` is told the progress of loading; `process`: one
+    that was started ahead.
 
     Raises: LocalLLMError if the model cannot be loaded; OSError if there is no place for its
     socket, or its process cannot be started.
@@ -254,7 +255,7 @@ def start(
     match answer:
         case Ready(model):
             engine = AttachedEngine(started.channel, model, found)
-            if time.monotonic() - started.began_s < least_load_s:
+            if time.monotonic() - started.began_s - found.open_s < least_load_s:
                 engine.keep_for(0.0)
             return _loaded(found, engine, began_s)
         case Failed(error):

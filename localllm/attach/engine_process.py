@@ -23,6 +23,8 @@ def main() -> int:
     gc.disable()
     from localllm.attach.engine_service import run
 
+    gc.freeze()
+    gc.enable()
     return run(channel)
 
 

@@ -4,7 +4,6 @@ The first message, from the process that started it, names the model (`Open`); a
 all others.
 """
 
-import gc
 import logging
 import os
 import signal
@@ -85,9 +84,6 @@ def run(channel: socket.socket) -> int:
     except LocalLLMError as error:
         _tell(channel, Failed(error))
         return int(error.exit_code)
-    # What is there now stays, and is not looked through again.
-    gc.freeze()
-    gc.enable()
     loop = EngineLoop(engine, channel, describe(engine, asked), asked.keepalive_s)
     if asked.keepalive_s is not None:  # no server ends this process
         signal.signal(signal.SIGTERM, lambda *_: loop.receive(None, Stop()))

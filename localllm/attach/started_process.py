@@ -28,37 +28,43 @@ class StartedProcess:
         """Start it, with a log beside the engines' sockets. Raises: OSError."""
         folder = runtime_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log = folder / _name_of_log() if is_own(folder) else Path(os.devnull)
+        # Until it is known which engine it will be.
+        self._own_log = folder / f"{os.getpid()}.log" if is_own(folder) else None
+        log = self._own_log or Path(os.devnull)
         self.channel, theirs = socketpair()
         self.is_engine, self.began_s = False, time.monotonic()
-        with theirs, self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command_of(theirs),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=output,
-                start_new_session=True,  # the engine outlives this program and its terminal
-            )
+        try:
+            with theirs, log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    command_of(theirs),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=output,
+                    start_new_session=True,  # the engine outlives this program and its terminal
+                )
+        except OSError:
+            self.channel.close()
+            raise
 
     def __enter__(self) -> "StartedProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_engine:
-            return
+        if not self.is_engine:
+            self.end()
+
+    def end(self) -> None:
+        """End it."""
         self._process.kill()
         self._process.wait()
         self.channel.close()
-        if self._log.name == _name_of_log():  # of a process that was told nothing
-            self._log.unlink(missing_ok=True)
+        if self._own_log is not None:
+            self._own_log.unlink(missing_ok=True)
 
     def log_for(self, address: Path) -> None:
         """Name its log after the engine that it will be."""
-        if self._log.name == _name_of_log():
+        if self._own_log is not None:
             with suppress(OSError):
-                self._log = self._log.replace(address.with_suffix(".log"))
-
-
-def _name_of_log() -> str:
-    return f"{os.getpid()}.log"
+                self._own_log.replace(address.with_suffix(".log"))
+            self._own_log = None

@@ -149,6 +149,14 @@ class ModelPlan:
         return not self.problem
 
     @property
+    def resident_bytes(self) -> int:
+        """What the process holds once a conversation has filled the context; 0: not known, as on a
+        GPU.
+        """
+        own = self.memory.resident_bytes
+        return own + self.shape.draft_bytes if own else 0
+
+    @property
     def chats_at_once(self) -> int:
         """Conversations of 4,096 tokens, or of the whole context where that is shorter."""
         each = min(_CHAT_TOKENS, max(1, self.memory.max_model_len))
@@ -175,7 +183,7 @@ class ModelPlan:
             "activations_bytes": memory.activations_bytes,
             "graphs_bytes": memory.graphs_bytes,
             "states_bytes": memory.states_bytes,
-            "resident_bytes": memory.resident_bytes + self.shape.draft_bytes,
+            "resident_bytes": self.resident_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
             "context": memory.max_model_len,
             "model_context": self.shape.architecture.max_position_embeddings,

@@ -80,7 +80,8 @@ class MemoryPlan:
         """Bytes of the cache that one request has used at the end of its context: where there is
         room for several, blocks that a window has left are kept for prompts that come again.
         """
-        num_blocks = -(-self.max_model_len // self.block_size)
+        num_tokens = min(self.max_model_len, self.cached_tokens)
+        num_blocks = -(-num_tokens // self.block_size)
         return sum(group.block_bytes * num_blocks for group in self.groups)
 
     @property

@@ -23,6 +23,8 @@ class MappedFile:
         self.bytes: Tensor = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def release(self) -> None:
-        """Give back the memory of what was read; what is used again is read again."""
+        """Give back the memory of what was read. What is used again is read again, so nobody may
+        write to a view.
+        """
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._map.madvise(mmap.MADV_DONTNEED)

@@ -60,7 +60,8 @@ from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.pointwise.gate import GateKind
 
 logger = logging.getLogger(__name__)
-# Of a large tensor so much is copied at a time: it lies in memory twice.
+# Of a tensor so much is copied at a time: it lies in memory twice. A larger one, as a table of
+# embeddings, stays in its file where nothing has to be done to it.
 _COPIED_BYTES = 32 << 20
 
 
@@ -131,10 +132,11 @@ class CheckpointWeights(WeightSource):
 
     @property
     def keeps_floats(self) -> bool:
-        return any(isinstance(info, GgufInfo) for info in self.weights.plain.values())
+        # The norms at least are plain.
+        return isinstance(next(iter(self.weights.plain.values()), None), GgufInfo)
 
     def release(self) -> None:
-        if not self.keeps_floats:  # of other files nothing is used where it lies
+        if not self.keeps_floats:  # blocks are used where they lie, of other files little
             for file in self.files.values():
                 file.release()
 
@@ -372,14 +374,19 @@ class WeightReader(Parts):
         dtype, names = dtype or self._dtype, tuple(self._prefix + name for name in names)
         shapes = [self._source.shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
-        fused = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=self._device)
-        start = 0
+        fused, start = None, 0
         for name in names:
             whole = self._source.plain(name)
+            stays = (dtype, self._device) == (whole.dtype, whole.device)
+            if stays and len(names) == 1 and whole.nbytes > _COPIED_BYTES:
+                fused = whole
+            elif fused is None:
+                fused = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=self._device)
             num_rows = max(1, _COPIED_BYTES * len(whole) // max(1, whole.nbytes))
             for stored in torch.split(whole, num_rows):
                 part = fused[start : start + len(stored)]
-                part.copy_(stored)
+                if fused is not whole:
+                    part.copy_(stored)
                 # Checked here, while it is still in the processor's cache, or on the GPU.
                 if not is_finite(part):
                     if is_finite(stored):
@@ -388,6 +395,7 @@ class WeightReader(Parts):
                 start += len(stored)
                 if len(stored) == num_rows:
                     self.release()
+        assert fused is not None
         return fused
 
     def vector(self, *names: str) -> Tensor:

@@ -121,13 +121,14 @@ def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: in
         if "gptq" in recipe.method:
             width += min(2.0 * group.width_in, 4.0 * group.width_out)
         operations += group.share * num_tokens * group.width_in * width
-    # The error of the result, and for gptq the inverse of the moments and what it is multiplied by.
+    has_awq, has_gptq = "awq" in recipe.method, "gptq" in recipe.method
     for group in groups:
-        times = 8.0 if "gptq" in recipe.method else 4.0
-        operations += group.width_in**2 * (times * group.width_out + group.width_in)
-        if "awq" in recipe.method:
-            searched = 4.0 * NUM_RATIOS * min(NUM_OUTPUTS, group.width_out)
-            operations += group.width_in**2 * (searched + group.width_in)
+        width = 4.0 * group.width_out  # the error of the result
+        if has_gptq:  # the inverse of the moments, again of scaled ones, and its product
+            width += 4.0 * group.width_out + (1 + has_awq) * group.width_in
+        if has_awq:
+            width += 4.0 * NUM_RATIOS * min(NUM_OUTPUTS, group.width_out)
+        operations += group.width_in**2 * width
     return operations
 
 

@@ -149,3 +149,20 @@ def test_a_context_that_no_longer_fits_is_shortened_or_an_error() -> None:
         reconcile(plan(asked, 0, free_bytes), asked, free_bytes - taken)
     with pytest.raises(GpuMemoryError, match="now that the weights are loaded"):
         reconcile(plan(config, 0, free_bytes), config, 0)
+
+
+def test_a_process_holds_its_program_its_weights_and_one_context() -> None:
+    traits = find_traits("cpu", "torch", torch.float32)
+
+    def resident(config: EngineConfig, device: str = "cpu", unread_bytes: int = 0) -> int:
+        parts = (MODEL, device, traits, torch.float32, GIB, None, None, unread_bytes)
+        return DecoderMemory(*parts).plan(config, 64 * GIB, None).resident_bytes
+
+    config = EngineConfig(max_num_seqs=16, max_model_len=512)
+    whole = resident(config)
+    assert 250_000_000 < whole - GIB < 350_000_000  # Python and torch
+    assert resident(replace(config, max_num_seqs=64)) == whole  # of others' contexts none
+    assert whole - resident(replace(config, max_model_len=256)) == 256 * TOKEN_BYTES
+    assert whole - resident(replace(config, kv_cache_tokens=256)) == 256 * TOKEN_BYTES
+    assert whole - resident(config, unread_bytes=1000) == 1000
+    assert resident(config, "cuda") == 0

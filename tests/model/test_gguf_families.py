@@ -27,6 +27,7 @@ from localllm.model.architecture import Architecture
 from localllm.model.families.table import architecture_of
 from localllm.model.gguf.config import config_of
 from localllm.model.gguf.families import GGUF_FAMILIES
+from localllm.model.gguf.keys import shortest
 from localllm.model.mtp import find_mtp
 from localllm.model.weight_check import check_weights
 from localllm.model.weights import open_source
@@ -272,6 +273,20 @@ def test_frequencies_in_old_files_are_those_of_the_base(tmp_path: Path) -> None:
     other = write_gguf(tmp_path / "other.gguf", model, {**tensors, name: 2 * usual})
     with pytest.raises(CheckpointError, match="other frequencies than"):
         config_of(read_gguf(other))
+    header = read_gguf(path)
+    for base in (0.0, -1.0, 1e-300):
+        changed = replace(header, keys={**header.keys, "llama.rope.freq_base": base})
+        with pytest.raises(CheckpointError):
+            config_of(changed)
+
+
+def test_numbers_are_written_as_short_as_they_were() -> None:
+    generator = np.random.default_rng(0)
+    numbers = generator.integers(1, 0x7F7FFFFF, 2000, dtype=np.uint32).view(np.float32)
+    for value in (*numbers, np.float32(3.4028235e38), np.float32(1e-6), np.float32(0)):
+        assert shortest(float(value)) == float(str(value))
+    assert shortest(0.1) == 0.1  # what float32 does not hold stays as it is
+    assert shortest(1e300) == 1e300
 
 
 def test_factors_of_frequencies_are_checked(tmp_path: Path) -> None:
@@ -289,13 +304,16 @@ def test_absurd_numbers_of_layers_are_refused(count: int, tmp_path: Path) -> Non
         config_of(read_gguf(path))
 
 
+LIST = memoryview(np.zeros(2, "u4"))
+
+
 @pytest.mark.parametrize("name", GGUF_MODELS)
 def test_no_number_of_a_header_is_a_fault_of_ours(name: str, tmp_path: Path) -> None:
     header = read_gguf(written(tmp_path / "model.gguf", name))
     own = f"{GGUF_MODELS[name].arch}."
     numbers = [key for key, value in header.keys.items() if key.startswith(own)]
     for key in numbers:
-        for value in (0, 1, 0xFFFFFFFF, -1, 1e38, float("nan"), "none", True, np.zeros(2, "u4")):
+        for value in (0, 1, 0xFFFFFFFF, -1, 1e38, float("nan"), "none", True, LIST):
             changed = replace(header, keys={**header.keys, key: value})
             # Whatever is not refused as such has become another model.
             with suppress(CheckpointError, UnsupportedModelError):

@@ -184,7 +184,9 @@ def test_awq_finds_the_channels_that_matter() -> None:
 def test_awq_searches_with_some_outputs_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     _, hessian = weight_and_hessian(outliers=4)
-    weight = torch.randn(4 * NUM_OUTPUTS + 1, IN, generator=generator)
+    # Heads, in each of which one row out of 64 is large.
+    weight = torch.randn(64 * NUM_OUTPUTS, IN, generator=generator)
+    weight[::64] *= 10
     magnitudes, errors = hessian.diagonal().sqrt(), []
     for most in (NUM_OUTPUTS, len(weight)):
         monkeypatch.setattr("localllm.quantize.awq.NUM_OUTPUTS", most)

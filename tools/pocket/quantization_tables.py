@@ -1,6 +1,6 @@
 """Quantize pocket in every way and write what each costs as markdown tables.
 
-    python tools/pocket/quantization_tables.py --books BOOKS [--samples 128] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS [--samples 32] > tables.md
     python tools/pocket/quantization_tables.py --books BOOKS --experts FOLDER > experts.md
 
 The second command quantizes the model that `experts.py` makes, once by every method.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from localllm.cli.draw.output import note, show_controls
 from localllm.cli.draw.status_line import StatusLine
 from localllm.cli.models.first_start import welcome
-from localllm.cli.models.variants import choose_variant
 from localllm.engine.config import EngineConfig
 from localllm.engine.host_memory import available_bytes
 from localllm.hub.recommendation import has_gpu_driver
@@ -64,7 +63,9 @@ def _open(
     keepalive_s: float | None,
     process: "StartedProcess | None",
 ) -> "LoadedModel":
+    # Here, when the engine's process imports too.
     from localllm.cli.models.download_progress import TerminalProgress
+    from localllm.cli.models.variants import choose_variant
     from localllm.hub.checkpoint import find_model, read_checkpoint
 
     if name is None:
@@ -103,6 +104,8 @@ def _open(
                 )
             except OSError as error:
                 tell(f"the engine cannot be kept running ({error})")
+                if process is not None:
+                    process.end()
             else:
                 end_others(found.name, address_of(found.folder, found.engine_config))
                 if keepalive_s is None:
@@ -119,10 +122,12 @@ def _started_ahead(keepalive_s: float | None) -> "AbstractContextManager[Started
     """The process of an engine, which imports while the model is found; None where an engine runs,
     which may be the right one.
     """
-    from localllm.attach.addresses import addresses
+    if keepalive_s == 0 or not _HAS_SOCKETS:
+        return nullcontext()
+    from localllm.attach.addresses import is_any_running
     from localllm.attach.started_process import StartedProcess
 
-    if keepalive_s == 0 or not _HAS_SOCKETS or addresses():
+    if is_any_running():
         return nullcontext()
     try:
         return StartedProcess()

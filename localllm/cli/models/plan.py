@@ -239,9 +239,9 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
         size(each + shape.draft_bytes) for each in (memory.needed_bytes, memory.budget_bytes)
     )
     rows.append(("total", total, f"of {budget} that may be used"))
-    if memory.resident_bytes:
+    if plan.resident_bytes:
         told = "with Python, torch, and one conversation as long as the context"
-        rows.append(("resident", size(memory.resident_bytes + shape.draft_bytes), told))
+        rows.append(("resident", size(plan.resident_bytes), told))
     return rows
 
 

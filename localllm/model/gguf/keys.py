@@ -165,8 +165,8 @@ def shortest(value: float) -> float:
         short = float(f"{value:.{num_digits}g}")
         try:
             [stored] = _FLOAT32.unpack(_FLOAT32.pack(short))
-        except OverflowError:
-            break
+        except OverflowError:  # rounded up, beyond the greatest one
+            continue
         if stored == value:
             return short
     return float(value)

@@ -129,8 +129,11 @@ def _check_frequencies(keys: GgufKeys, base: float, width: int) -> None:
     for name, tensor in keys.header.tensors.items():
         if FREQUENCIES.fullmatch(name):
             found = read_floats(keys, tensor)
-            usual = (base ** (-2 * i / width) for i in range(len(found)))
-            if 2 * len(found) != width or not all(
+            try:
+                usual = [math.exp(-2 * i / width * math.log(base)) for i in range(width // 2)]
+            except (ValueError, OverflowError):  # of a base that is no positive number, or tiny
+                usual = []
+            if len(found) != len(usual) or not all(
                 math.isclose(own, one, rel_tol=_TOLERANCE)
                 for own, one in zip(found, usual, strict=True)
             ):
@@ -148,7 +151,8 @@ def read_floats(keys: GgufKeys, tensor: GgufTensor) -> list[float]:
         raise keys.error(f"tensor {tensor.name!r} must be at most {_MOST_FACTORS} floats (F32)")
     with open_model_file(tensor.file) as file:
         file.seek(tensor.start)
-        values = memoryview(file.read(4 * count)).cast("f")
+        stored = file.read(4 * count)
+    values = memoryview(stored).cast("f") if len(stored) == 4 * count else ()
     if len(values) != count or not all(map(math.isfinite, values)):
         raise keys.error(f"tensor {tensor.name!r} holds values that are not finite")
     return [shortest(each) for each in values]
