@@ -19,6 +19,9 @@ _PROBE, _PROBE_S = 1024, 0.3
 _WRITING_SHARE, _WRITTEN_TOKEN_S = 0.45, 2.5e-4
 # Loading a model, and reading and writing one layer. Measured on two cores, 2026-11.
 _LOAD_S, _LAYER_S = 2.0, 0.03
+# The share of that rate that the products of a layer reach, and the seconds per weight that fitting
+# grids and rounding columns add. Measured on two cores, 2026-11.
+_LAYER_SHARE, _ROUNDED_S = 0.85, 2.5e-7
 # Bytes a second of a decoding step: assumed, of a slow machine's memory.
 _DECODE_BYTES_PER_S = 10e9
 
@@ -89,6 +92,8 @@ def stage_seconds(
     counts = asked.counts(calibrates=calibrates)
     layers = _layer_operations(architecture, recipe, counts.calibrating * counts.length) / rate
     layers += _LAYER_S * architecture.num_layers
+    if calibrates:
+        layers = layers / _LAYER_SHARE + _ROUNDED_S * _num_weights(architecture)
     weights = _num_weights(architecture) + architecture.vocab_size * architecture.hidden_size
     text = measuring = 0.0
     if (calibrates or verify) and asked.is_written:
