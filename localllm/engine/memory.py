@@ -104,9 +104,8 @@ class MemoryPlan:
         states = f", states {_gib(self.states_bytes)}" if self.states_bytes else ""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         host = f" (all experts: {_gib(self.host_bytes)} of host memory)" if self.host_bytes else ""
-        held = f"; {_gib(self.resident_bytes)} resident with one context" * bool(
-            self.resident_bytes
-        )
+        resident = f"; {_gib(self.resident_bytes)} resident with one context"
+        held = resident if self.resident_bytes else ""
         return (
             f"{MEMORY}: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} "
             f"for {self.cached_tokens:,} tokens (context {self.max_model_len:,}){states}, "
