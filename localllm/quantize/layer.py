@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup, Parts
 from localllm.model.layer import LayerPlan, Place, Sublayer
-from localllm.model.linear import ExpertByExpert, HeadsTogether, Linear
+from localllm.model.linear import ExpertByExpert, HeadsTogether, Linear, Projection
 from localllm.model.norm import NormSpec
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
@@ -27,6 +27,7 @@ from localllm.quantize.inverse import DampedInverse
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
+from localllm_kernels.linears import Linears
 from localllm_kernels.pointwise.gate import GateKind
 
 # Fewer rows than this say too little about an expert's inputs.
@@ -35,10 +36,20 @@ LEAST_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class TensorParts(Parts):
-    """The parts of a layer from `tensors`, named as in the checkpoint."""
+    """The parts of a layer from `tensors`, named as in the checkpoint.
+
+    With `linears`, products round weights and inputs to bfloat16 and add up in float32: that
+    changes little beside what 4 bits change, and takes half the time.
+    """
 
     tensors: Mapping[str, Tensor]
     ropes: RopeTables
+    linears: Linears | None = None
+
+    @classmethod
+    def within(cls, tensors: Mapping[str, Tensor], stream: CalibrationStream) -> "TensorParts":
+        """The parts of a layer that `stream` passes through."""
+        return cls(tensors, stream.ropes, stream.ops.linears)
 
     def vector(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -51,15 +62,17 @@ class TensorParts(Parts):
         *names: str,
         order: Sequence[int] | None = None,
         columns: Sequence[int] | None = None,
-    ) -> Linear:
+    ) -> Projection:
         rows = slice(None) if order is None else torch.tensor(order)
         weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
         if columns is not None:
             weight = weight[:, torch.tensor(columns).argsort()]
-        if f"{names[0]}.bias" not in self.tensors:
-            return Linear(weight)
-        bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
-        return Linear(weight, bias)
+        bias = None
+        if f"{names[0]}.bias" in self.tensors:
+            bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
+        if self.linears is None:
+            return Linear(weight, bias)
+        return self.linears.plain(weight.to(torch.bfloat16, copy=True), bias)
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -116,7 +129,7 @@ class LayerQuantizer:
         self._tensors, self._unquantized = dict(tensors), tensors
         self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
-        self._original = plan.build(TensorParts(tensors, self._reference.ropes))
+        self._original = plan.build(TensorParts.within(tensors, self._reference))
         self._done: dict[str, _Rounded] = {}
         self._errors: dict[str, float] = {}
         self._rows: dict[str, int] = {}
@@ -181,7 +194,7 @@ class LayerQuantizer:
         )
 
     def _current(self, index: int) -> Sublayer:
-        layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
+        layer = self._plan.build(TensorParts.within(self._values(), self._stream))
         return layer.sublayers[index]
 
     def _value(self, name: str) -> Tensor:

@@ -168,8 +168,8 @@ class _Job:
         stream.enter(index)
         reference.enter(index)
         if self._work.has(part_name(index)):
-            reference.pass_through(plan.build(TensorParts(tensors, reference.ropes)))
-            done = TensorParts(self._read_written(index), stream.ropes)
+            reference.pass_through(plan.build(TensorParts.within(tensors, reference)))
+            done = TensorParts.within(self._read_written(index), stream)
             stream.pass_through(plan.build(done))
             return stream
         inside = stream.copy()
@@ -179,7 +179,7 @@ class _Job:
         self._write_layer(index, quantizer.run())
         # Continue with the values in its file, so that a resumed run computes with the same ones.
         written = self._read_written(index)
-        layer = plan.build(TensorParts(written, stream.ropes))
+        layer = plan.build(TensorParts.within(written, stream))
         if quantizer.passed(written):
             inside.add(layer.sublayers[-1])
             return inside
