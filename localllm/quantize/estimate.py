@@ -1,22 +1,24 @@
 """Estimates of the size of the result and of the time to make it, before anything is done."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from localllm.model.architecture import Architecture
 from localllm.quantize.awq import NUM_OUTPUTS, NUM_RATIOS
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.proof import LEAST_ROUNDS, SPEED_S, SPEED_TOKENS
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.run import QuantizeRequest
+from localllm.quantize.run import QuantizeRequest, float32_ops
 from localllm.quantize.source import Kept, find_architecture, open_unquantized, result_bytes
 
-_PROBE, _PROBE_S = 1024, 0.3
+_PROBE, _PROBE_S = 1024, 0.15
 # The share of a large product's rate that generating text reaches, in a batch of some tens; and the
 # seconds per token that Python, attention and sampling add. Measured on two cores, 2026-11.
-_WRITING_SHARE, _WRITTEN_TOKEN_S = 0.45, 2.5e-4
+_WRITING_SHARE, _WRITTEN_TOKEN_S = 0.9, 6e-4
 # Loading a model, and reading and writing one layer. Measured on two cores, 2026-11.
 _LOAD_S, _LAYER_S = 2.0, 0.03
 # The share of that rate that the products of a layer reach, and the seconds per weight that fitting
@@ -24,6 +26,24 @@ _LOAD_S, _LAYER_S = 2.0, 0.03
 _LAYER_SHARE, _ROUNDED_S = 0.85, 2.5e-7
 # Bytes a second of a decoding step: assumed, of a slow machine's memory.
 _DECODE_BYTES_PER_S = 10e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Operations a second of a large product, in float32 and with factors in bfloat16."""
+
+    exact: float
+    rounded: float
+
+    @classmethod
+    def measured(cls, device: torch.device) -> "Rates":
+        """On this machine, in a fraction of a second."""
+        a = torch.ones(_PROBE, _PROBE, device=device)
+        exact, linears = _operations_per_s(lambda: a @ a), float32_ops(device).linears
+        if linears is None:
+            return cls(exact, exact)
+        product = linears.plain(a.bfloat16(), None)
+        return cls(exact, _operations_per_s(lambda: product(a)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +90,7 @@ def expect_stages(request: QuantizeRequest) -> StageSeconds:
         find_architecture(request.model),
         request.recipe,
         request.calibration,
-        request.device,
+        Rates.measured(request.device),
         verify=request.verify,
     )
 
@@ -79,28 +99,29 @@ def stage_seconds(
     architecture: Architecture,
     recipe: Recipe,
     asked: CalibrationRequest,
-    device: torch.device,
+    rates: Rates,
     *,
     verify: bool,
 ) -> StageSeconds:
-    """Seconds of each stage, from the number of operations and the rate of a product measured here.
+    """Seconds of each stage, from the number of operations.
 
     Includes the calibration text that a model generates, but no download.
     """
-    rate = _operations_per_s(device)
     calibrates = recipe.uses_inputs
     counts = asked.counts(calibrates=calibrates)
-    layers = _layer_operations(architecture, recipe, counts.calibrating * counts.length) / rate
+    num_tokens = counts.calibrating * counts.length
+    layers = _layer_operations(architecture, recipe, num_tokens) / rates.exact
     layers += _LAYER_S * architecture.num_layers
     if calibrates:
-        layers = layers / _LAYER_SHARE + _ROUNDED_S * _num_weights(architecture)
+        passed = _passing_operations(architecture, recipe, num_tokens) / rates.rounded
+        layers = (layers + passed) / _LAYER_SHARE + _ROUNDED_S * _num_weights(architecture)
     weights = _num_weights(architecture) + architecture.vocab_size * architecture.hidden_size
     text = measuring = 0.0
     if (calibrates or verify) and asked.is_written:
-        each = 2.0 * weights / (_WRITING_SHARE * rate) + _WRITTEN_TOKEN_S
+        each = 2.0 * weights / (_WRITING_SHARE * rates.rounded) + _WRITTEN_TOKEN_S
         text = _LOAD_S + counts.total * counts.length * each
     if verify:
-        compared = 2 * 2.0 * weights * counts.held_back * counts.length / rate
+        compared = 2 * 2.0 * weights * counts.held_back * counts.length / rates.exact
         decoded = 2 * LEAST_ROUNDS * SPEED_TOKENS * 2 * weights / _DECODE_BYTES_PER_S
         measuring = compared + 2 * _LAYER_S * architecture.num_layers
         measuring += 2 * _LOAD_S + max(SPEED_S, decoded)
@@ -111,18 +132,23 @@ def _num_weights(architecture: Architecture) -> int:
     return sum(group.width_out * group.width_in for _, group in architecture.groups())
 
 
+def _passing_operations(architecture: Architecture, recipe: Recipe, num_tokens: int) -> float:
+    """Operations of passing tokens through all layers."""
+    groups = [group for _, group in architecture.groups()]
+    active = sum(group.share * group.width_out * group.width_in for group in groups)
+    # Both models pass through a layer; once more where awq has changed what was passed.
+    return 2.0 * (3 if "awq" in recipe.method else 2) * active * num_tokens
+
+
 def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: int) -> float:
-    """Operations of rounding all layers, with `num_tokens` tokens of calibration."""
+    """Operations of rounding all layers, with the moments of `num_tokens` inputs."""
     groups = [group for _, group in architecture.groups()]
     operations = 20.0 * _num_weights(architecture)
     if not recipe.uses_inputs:
         return operations
-    active = sum(group.share * group.width_out * group.width_in for group in groups)
-    # Both models pass through a layer; once more where awq has changed what was passed.
-    operations += 2.0 * (3 if "awq" in recipe.method else 2) * active * num_tokens
     # The moments of the inputs, see Moments; shared by the linears that read them.
     for group in groups:
-        width = 1.25 * group.width_in
+        width = 1.125 * group.width_in
         if "gptq" in recipe.method:
             width += min(2.0 * group.width_in, 4.0 * group.width_out)
         operations += group.share * num_tokens * group.width_in * width
@@ -137,12 +163,11 @@ def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: in
     return operations
 
 
-def _operations_per_s(device: torch.device) -> float:
-    a = torch.ones(_PROBE, _PROBE, device=device)
+def _operations_per_s(multiply: Callable[[], Tensor]) -> float:
     best, began = float("inf"), time.perf_counter()
     # Beside other programs many tries are slow, and the quickest counts.
     while best == float("inf") or time.perf_counter() - began < _PROBE_S:
         started = time.perf_counter()
-        float((a @ a)[0, 0])  # reading a value waits for the product
+        float(multiply()[0, 0])  # reading a value waits for the product
         best = min(best, time.perf_counter() - started)
     return float(2 * _PROBE**3 / best)

@@ -6,7 +6,7 @@ from torch import Tensor
 from localllm.quantize.inverse import DampedInverse
 
 # Parts of the inputs: of the products of two different parts only one half is computed.
-_PARTS = 4
+_PARTS = 8
 
 
 class Moments:

@@ -132,12 +132,12 @@ def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
     from localllm.engine.chosen_device import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.quantize.calibrate import CalibrationRequest
-    from localllm.quantize.estimate import stage_seconds
+    from localllm.quantize.estimate import Rates, stage_seconds
     from localllm.quantize.recipe import Recipe
 
     architecture, _ = catalog_shape(entry.alias)
-    device = select_device(engine)
-    return stage_seconds(architecture, Recipe(), CalibrationRequest(), device, verify=True).total
+    rates = Rates.measured(select_device(engine))
+    return stage_seconds(architecture, Recipe(), CalibrationRequest(), rates, verify=True).total
 
 
 def _ask(count: int) -> int:
