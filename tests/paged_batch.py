@@ -23,10 +23,23 @@ def _kept(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     return values if scales is None else values * scales.double().unsqueeze(-1)
 
 
+def turned(cache: KVCache) -> KVCache:
+    """The inverse of `KVCache.rows`."""
+    *outer, size, width = cache.key.shape
+    key, value = cache.key.transpose(-1, -2), cache.value
+    if cache.key.dtype == torch.bfloat16:
+        key = cache.key.view(*outer, size, width // 2, 2).transpose(-2, -3)
+        value = value.view(*outer, size // 2, 2, width).transpose(-1, -2)
+    parts = (part.contiguous().view(cache.key.shape) for part in (key, value))
+    return KVCache(*parts, is_turned=True)
+
+
 class Batch:
     """Random requests in a cache whose other slots hold NaN, attended with `scale`. With a
-    `value_dim`, values are the keys' first numbers, from the same memory.
+    `value_dim`, values are the keys' first numbers, from the same memory. `is_turned`: the cache.
     """
+
+    is_turned = False
 
     def __init__(
         self,
@@ -86,7 +99,8 @@ class Batch:
             codes, scales = quantize_rows(self.key_cache, self.kv_dtype)
             return KVCache(codes, codes, scales, scales)
         if self.kv_dtype not in CODE_LIMITS:
-            return KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
+            rows = KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
+            return turned(rows) if self.is_turned else rows
         key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
         value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
         return KVCache(key, value, key_scales, value_scales)
@@ -100,7 +114,7 @@ class Batch:
         num_hidden: int = 0,
     ) -> torch.Tensor:
         """What attention should give, in float64, from the keys and values as they are kept."""
-        cache, out = self.cache, []
+        cache, out = self.cache.rows, []
         starts = self.cu_seqlens_q.tolist()
         for i, length in enumerate(self.seq_lens.tolist()):
             key, value = (

@@ -24,6 +24,7 @@ def allocate(
         loaded.kv_dtype,
         loaded.device,
         slot_sizes(loaded.model.architecture, config),
+        turns_keys=loaded.model.ops.traits.turns_keys,
     )
 
 

@@ -37,6 +37,7 @@ class WindowScorer:
             dtype,
             self._device,
             SlotSizes(1),
+            turns_keys=model.ops.traits.turns_keys,
         )
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.model.architecture import Architecture, SlotSizes
-from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, is_turnable
 from localllm_kernels.recurrence.state_cache import StateCache
 
 # So much is written at once where it is allocated, so that no step waits for memory: a new block
@@ -54,8 +54,12 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device,
         slots: SlotSizes | None = None,
+        *,
+        turns_keys: bool = False,
     ) -> "PagedKVCache":
-        """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences."""
+        """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences;
+        `turns_keys`: see Traits.
+        """
         groups = architecture.cache_groups
         stacks = tuple(
             empty_cache(
@@ -63,6 +67,7 @@ class PagedKVCache:
                 dtype,
                 device,
                 values_are_keys=group.state.values_are_keys,
+                turns_keys=turns_keys,
             )
             for group, count in zip(groups, num_blocks, strict=True)
         )
@@ -144,16 +149,18 @@ def empty_cache(
     device: torch.device,
     *,
     values_are_keys: bool = False,
+    turns_keys: bool = False,
 ) -> KVCache:
     """Zeroed keys and values, with scales if they are stored as codes.
 
     `shape`: (layers,) blocks, key/value heads, block size, head width; `values_are_keys`: both are
-    the same tensors.
+    the same tensors, which are never turned.
     """
     count = 1 if values_are_keys else 2
     stored = [_zeros(shape, dtype, device) for _ in range(count)]
     if dtype not in CODE_LIMITS:
-        return KVCache(stored[0], stored[-1])
+        is_turned = turns_keys and not values_are_keys and is_turnable(shape[-2], shape[-1], dtype)
+        return KVCache(stored[0], stored[-1], is_turned=is_turned)
     scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(count)]
     return KVCache(stored[0], stored[-1], scales[0], scales[-1])
 

@@ -186,7 +186,8 @@ class CalibrationStream:
             cache = _moved(self._caches[block.reads][part], device)
         if state is not None:
             shape = (num_seqs + 1, state.num_heads, length, state.width)
-            cache = KVCache(*(torch.zeros(shape, dtype=x.dtype, device=device) for _ in range(2)))
+            key = torch.zeros(shape, dtype=x.dtype, device=device)
+            cache = KVCache(key, torch.zeros_like(key))
         recurrent = None
         if block.recurrence is not None:
             kept = block.recurrence

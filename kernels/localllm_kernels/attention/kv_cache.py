@@ -6,7 +6,7 @@ Codes are int8 up to 127, rounded half to even, or e4m3 (4 bits of exponent, 3 o
 448. Each row is rounded by itself, so a token's keys and values have the same bits in any batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,12 +22,18 @@ class KVCache:
     values are the keys, both are the same memory.
 
     Scales: float32 [num_blocks, num_kv_heads, block_size]; None where the values are plain.
+
+    `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
+    them needs no sum across a vector: float32 [head_dim, block_size], bfloat16 in pairs [head_dim /
+    2, block_size, 2]; and values in bfloat16 with those of two tokens together, [block_size / 2,
+    head_dim, 2]. `rows` has them as the shapes say.
     """
 
     key: Tensor
     value: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+    is_turned: bool = False
 
     @property
     def values_are_keys(self) -> bool:
@@ -37,10 +43,31 @@ class KVCache:
     def layer(self, index: int) -> "KVCache":
         """One layer of caches whose tensors have a first dimension of layers."""
         if self.key_scales is None or self.value_scales is None:
-            return KVCache(self.key[index], self.value[index])
+            return replace(self, key=self.key[index], value=self.value[index])
         return KVCache(
             self.key[index], self.value[index], self.key_scales[index], self.value_scales[index]
         )
+
+    @property
+    def rows(self) -> "KVCache":
+        """The same, not turned; a copy if it is."""
+        if not self.is_turned:
+            return self
+        shape = self.key.shape
+        *outer, size, width = shape
+        if self.key.dtype == torch.float32:
+            key, value = self.key.reshape(*outer, width, size).transpose(-1, -2), self.value
+        else:
+            keys = self.key.reshape(*outer, width // 2, size, 2).transpose(-2, -3)
+            values = self.value.reshape(*outer, size // 2, width, 2).transpose(-1, -2)
+            key, value = keys.reshape(shape), values.reshape(shape)
+        return KVCache(key.contiguous(), value.contiguous())
+
+
+def is_turnable(block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether whole vectors of keys and of values lie in a block."""
+    plain = (torch.float32, torch.bfloat16)
+    return dtype in plain and block_size % 16 == 0 and head_dim % 16 == 0
 
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:

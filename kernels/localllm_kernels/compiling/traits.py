@@ -27,6 +27,7 @@ class Traits:
     """A table of operators.
 
     `gathers`: attention copies keys and values out of their blocks before it reads them;
+    `turns_keys`: caches are turned where they can be (see KVCache);
     `rows_alike`: a row has the same bits in any batch, products included; `wide_rows`: rows are
     float32 whatever the model's dtype; `halves_weights`: a float32 weight that bfloat16 holds
     exactly is kept in bfloat16; `row_unit`: float32 rows of a batch are padded to a multiple of it;
@@ -39,6 +40,7 @@ class Traits:
     name: Literal["torch", "c", "triton"]
     has_kernel: Callable[[WeightLayout, torch.dtype, str], bool]
     gathers: bool = False
+    turns_keys: bool = False
     rows_alike: bool = False
     wide_rows: bool = False
     halves_weights: bool = False

@@ -3,54 +3,170 @@
  * A task is one key/value head of one request with up to QUERY_ROWS rows (queries times the heads
  * that share it). Keys are taken in tiles at absolute positions with a running maximum (Milakov and
  * Gimelshein 2018, "Online normalizer calculation for softmax"), so that a row's arithmetic is the
- * same whatever other rows there are. A tile that a row does not see leaves the row unchanged. */
+ * same whatever other rows there are. A tile that a row does not see leaves the row unchanged. After
+ * each stretch of keys its part is added to that of the stretches before, so that threads may share
+ * the stretches of a few rows. */
 
-#include "attention_few.h"
-#include "attention_many.h"
+#include "attention_tile.h"
 
-/* From so many rows on it pays to transpose the keys: never where eight rows' sums fit into registers. */
-#define MIN_MANY_ROWS (LANES == 16 ? QUERY_ROWS + 1 : 8)
+/* Products with keys side by side, `stride` words apart, and with values one below the other. */
+#define MULTIPLY(name, kind, is_strided)                                                          \
+  static void name(const float *rows, int64_t row_stride, int64_t count, const Columns *columns,  \
+                   int64_t vectors, int64_t depth, const float *keep, float *y, int64_t stride) { \
+    multiply_words(rows, row_stride, count, columns, vectors, depth, keep, y, stride, kind,       \
+                   is_strided);                                                                   \
+  }
+MULTIPLY(score_floats, FLOATS, 1)
+MULTIPLY(score_pairs, PAIRS, 1)
+MULTIPLY(add_floats, FLOATS, 0)
+MULTIPLY(add_pairs, PAIRS, 0)
 
-static void attend(const AttentionShape *s, const AttentionTask *task, const float *query, float *out) {
-  const int64_t rows = task->num_queries * (s->heads / s->cache.kv_heads);
-  if (rows < MIN_MANY_ROWS && has_few(s->cache.head_dim)) {
-    attend_few(s, task, query, out);
+/* `kind`, `is_turned`: constants; of the cache. */
+INLINE void attend(const AttentionShape *s, const AttentionTask *task, const float *query, float *out,
+                   const int kind, const int is_turned) {
+  const KVCache *cache = &s->cache;
+  /* Words of two numbers have what these caches hold exactly. */
+  const int words = kind == KV_FLOAT32 ? FLOATS : PAIRS;
+  const int has_scales = kind == KV_INT8 || kind == KV_FP8;
+  Rows state;
+  Parts both[2];
+  int64_t rows[2 * KEY_TILE];
+  start_rows(s, task, query, words, is_turned, &state);
+  const Part here = {state.most, state.sum, state.total}, before = part_in(state.before, state.rows);
+  start_part(s, task, state.rows, state.dim, &before);
+  start_stretch(&state);
+  Span span = seen_keys(s, task);
+  if (task->stretch >= 0) cut_span(&span, task->stretch);
+  int64_t first = down_to(span.start, KEY_TILE);
+  if (is_turned && first < span.end) find_parts(cache, task, &span, first, both, words);
+  for (int64_t number = 0; first < span.end; first += KEY_TILE, number ^= 1) {
+    Parts *parts = both + number, *ahead = is_turned ? both + !number : NULL;
+    move_to(&span, first);
+    if (first % STRETCH == 0 && task->stretch < 0) {
+      add_part(&before, &here, state.rows, state.dim);
+      start_stretch(&state);
+    }
+    if (is_turned) find_parts(cache, task, &span, first + KEY_TILE, ahead, words);
+    if (span.low >= span.high) continue; /* all of its keys are hidden */
+    if (is_turned) {
+      end_values(&span, &state, parts, words);
+    } else {
+      find_rows(cache, task, &span, 2 * KEY_TILE, rows);
+      fill_tile(cache, &span, rows, &state, parts, kind, words);
+    }
+    const int64_t step = words == PAIRS ? 2 : 1, from = span.low / LANES;
+    const int64_t vectors = (span.high + LANES - 1) / LANES - from;
+    /* Runs of floats begin at the same keys in any chunk; keys before them weigh nothing. */
+    const int64_t low = down_to(span.low, words == PAIRS ? 2 : FLOAT_RUN) / step;
+    const int64_t depth = (span.high + step - 1) / step - low;
+    for (int64_t r = 0; r < state.rows; r += LANES) {
+      const int64_t count = state.rows - r < LANES ? state.rows - r : LANES;
+      const int is_asking = is_turned && r == 0;
+      const Columns keys = {parts->keys + from, is_asking ? ahead->keys + from : NULL,
+                            is_turned ? cache->block_size : KEY_TILE};
+      const Columns values = {parts->values + low, is_asking ? ahead->values + low : NULL, 0};
+      (words == PAIRS ? score_pairs : score_floats)(
+          state.q + r * state.q_stride, state.q_stride, count, &keys, vectors, state.depth, NULL,
+          state.scores + from * LANES, KEY_TILE);
+      weigh_rows(s, task, &span, r, &state, has_scales, words);
+      (words == PAIRS ? add_pairs : add_floats)(
+          state.weights + low * row_word(words), state.weight_stride, count, &values,
+          state.dim / LANES, depth, state.keep, state.total + r * state.dim, state.dim);
+    }
+  }
+  if (task->stretch >= 0) {
+    const Part to = part_in(task->part, state.rows);
+    memcpy(to.most, here.most, (size_t)state.rows * sizeof(float));
+    memcpy(to.sum, here.sum, (size_t)state.rows * sizeof(float));
+    memcpy(to.total, here.total, (size_t)(state.rows * state.dim) * sizeof(float));
     return;
   }
-  /* Constants for the sizes that models have, so that the sums stay in registers. */
-  const int vectors = (int)((s->cache.head_dim + LANES - 1) / LANES);
-  switch (vectors) {
-    case 4: attend_many(s, task, query, out, 4); break;
-    case 8: attend_many(s, task, query, out, 8); break;
-    default: attend_many(s, task, query, out, vectors);
-  }
+  add_part(&before, &here, state.rows, state.dim);
+  finish_rows(s, task, &before, state.rows, state.dim, out);
 }
+
+/* Joins the parts of a task and of those that follow it, as `attend` does one after another. */
+static void join_parts(const AttentionShape *s, const AttentionTask *task, float *out) {
+  const int64_t rows = task->num_queries * (s->heads / s->cache.kv_heads);
+  const int64_t dim = up_to(s->cache.head_dim, LANES);
+  float memory[FEW_ROWS * (MAX_DIM + 2)];
+  const Part all = part_in(memory, rows);
+  start_part(s, task, rows, dim, &all);
+  for (int64_t i = 0; i <= task->num_follow; i++) {
+    const Part next = part_in(task[i].part, rows);
+    add_part(&all, &next, rows, dim);
+  }
+  finish_rows(s, task, &all, rows, dim, out);
+}
+
+#define ATTEND(name, kind, is_turned)                                                          \
+  static void name(const AttentionShape *s, const AttentionTask *task, const float *query,     \
+                   float *out) {                                                               \
+    attend(s, task, query, out, kind, is_turned);                                              \
+  }
+ATTEND(attend_float32, KV_FLOAT32, 0)
+ATTEND(attend_float32_turned, KV_FLOAT32, 1)
+ATTEND(attend_bfloat16, KV_BFLOAT16, 0)
+ATTEND(attend_bfloat16_turned, KV_BFLOAT16, 1)
+ATTEND(attend_int8, KV_INT8, 0)
+ATTEND(attend_fp8, KV_FP8, 0)
 
 /* query, out: [tokens, heads, head_dim]. */
 void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
                     int64_t count, const float *query, float *out) {
+  void (*const attend_one[][2])(const AttentionShape *, const AttentionTask *, const float *,
+                                float *) = {
+      [KV_FLOAT32] = {attend_float32, attend_float32_turned},
+      [KV_BFLOAT16] = {attend_bfloat16, attend_bfloat16_turned},
+      [KV_INT8] = {attend_int8, NULL},
+      [KV_FP8] = {attend_fp8, NULL}};
   /* Tasks take different times, so a thread that is done takes the next one. */
-  for (int64_t i; (i = team_next(team)) < count;) attend(s, tasks + i, query, out);
+  for (int64_t i; (i = team_next(team)) < count;)
+    attend_one[s->cache.kind][s->cache.is_turned](s, tasks + i, query, out);
   team_meet(team);
+  int has_parts = 0;
+  for (int64_t i = 0; i < count; i++) has_parts |= tasks[i].stretch >= 0;
+  if (!has_parts) return;
+  TEAM_FOR(team, i, count)
+    if (tasks[i].stretch == 0) join_parts(s, tasks + i, out);
+  team_meet(team);
+}
+
+/* How many stretches the keys of a few rows are shared out in, so that all threads have work. */
+INLINE int64_t stretches(int64_t rows, int64_t length) {
+  return rows <= FEW_ROWS ? (length + STRETCH - 1) / STRETCH : 1;
 }
 
 AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
                                int64_t seqs, int64_t max_blocks, const AttentionShape *s,
                                int64_t *count) {
-  const int64_t per_task = QUERY_ROWS / (s->heads / s->cache.kv_heads);
+  const int64_t group = s->heads / s->cache.kv_heads, per_task = QUERY_ROWS / group;
   if (s->cache.head_dim > MAX_DIM || per_task < 1) return NULL;
+  int64_t floats = 0;
   *count = 0;
-  for (int64_t i = 0; i < seqs; i++)
-    *count += s->cache.kv_heads * ((starts[i + 1] - starts[i] + per_task - 1) / per_task);
-  AttentionTask *tasks = malloc((size_t)(*count + 1) * sizeof(AttentionTask)), *next = tasks;
-  if (!tasks) return NULL;
   for (int64_t i = 0; i < seqs; i++) {
-    const int64_t queries = starts[i + 1] - starts[i];
+    const int64_t queries = starts[i + 1] - starts[i], parts = stretches(queries * group, lengths[i]);
+    *count += s->cache.kv_heads * ((queries + per_task - 1) / per_task) * parts;
+    if (parts > 1)
+      floats += s->cache.kv_heads * parts *
+                part_floats(queries * group, up_to(s->cache.head_dim, LANES));
+  }
+  AttentionTask *tasks = malloc((size_t)(*count + 1) * sizeof(AttentionTask) +
+                                (size_t)floats * sizeof(float)), *next = tasks;
+  if (!tasks) return NULL;
+  float *memory = (float *)(tasks + *count + 1);
+  for (int64_t i = 0; i < seqs; i++) {
+    const int64_t queries = starts[i + 1] - starts[i], parts = stretches(queries * group, lengths[i]);
+    const int64_t part = part_floats(queries * group, up_to(s->cache.head_dim, LANES));
     for (int64_t head = 0; head < s->cache.kv_heads; head++)
       for (int64_t q = 0; q < queries; q += per_task)
-        *next++ = (AttentionTask){tables + i * max_blocks, head, starts[i] + q,
+        for (int64_t n = 0; n < parts; n++) {
+          *next = (AttentionTask){tables + i * max_blocks, head, starts[i] + q,
                                   queries - q < per_task ? queries - q : per_task,
-                                  lengths[i] - queries + q};
+                                  lengths[i] - queries + q, parts > 1 ? n : -1, parts - 1 - n, NULL};
+          if (parts > 1) next->part = memory, memory += part;
+          next++;
+        }
   }
   return tasks;
 }

@@ -3,19 +3,42 @@
 #pragma once
 
 #include "kv_rows.h"
+#include "words.h"
 
 #define KEY_TILE 64
-#define QUERY_ROWS 32
+#define STRETCH 1024   /* keys; whole tiles */
+#define QUERY_ROWS 128 /* of a task: each tile is read once for all of them */
+#define FEW_ROWS 16    /* up to which threads share the stretches */
 #define MAX_DIM 576
+#define LOG2_E 1.44269504f
 #define ALIGNED __attribute__((aligned(64)))
 
-/* A row is a query of one head; there are `rows`, padded with zeros. */
+/* What rows have of some keys: the greatest score times log2(e), since powers of two are cheaper than
+ * those of e, the sum of the weights, and that of weights times
+ * values. */
 typedef struct {
-  float q[QUERY_ROWS * MAX_DIM] ALIGNED; /* [padded_rows, dim], scaled */
-  float total[QUERY_ROWS * MAX_DIM] ALIGNED;
-  float weights[QUERY_ROWS * KEY_TILE] ALIGNED; /* of the current tile; its scores before that */
-  float most[QUERY_ROWS], sum[QUERY_ROWS], keep[QUERY_ROWS];
-  int64_t rows, padded_rows, dim; /* dim: head_dim in whole vectors */
+  float *most, *sum, *total; /* [rows], [rows], [rows, dim] */
+} Part;
+
+INLINE int64_t part_floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
+INLINE Part part_in(float *memory, int64_t rows) {
+  return (Part){memory, memory + rows, memory + 2 * rows};
+}
+
+/* A row is a query of one head. Keys and values are those of the current tile as words, where the
+ * cache has them in another way. */
+typedef struct {
+  float q[QUERY_ROWS * MAX_DIM] ALIGNED;            /* [rows, q_stride], scaled */
+  float total[QUERY_ROWS * MAX_DIM] ALIGNED;        /* [rows, dim], of the current stretch of keys */
+  float before[QUERY_ROWS * (MAX_DIM + 2)] ALIGNED; /* a part: of the stretches before it */
+  float scores[LANES * KEY_TILE] ALIGNED;           /* of LANES rows at a time */
+  float weights[LANES * KEY_TILE] ALIGNED;          /* [LANES, weight_stride] */
+  float keys[KEY_TILE * MAX_DIM] ALIGNED;           /* [depth, KEY_TILE] */
+  float values[KEY_TILE * MAX_DIM] ALIGNED;         /* [KEY_TILE or half of it, dim] */
+  float key_scales[KEY_TILE], value_scales[KEY_TILE];
+  float most[QUERY_ROWS], sum[QUERY_ROWS], keep[LANES];
+  int64_t rows, dim, depth; /* dim: head_dim in whole vectors; depth: words of a key */
+  int64_t q_stride, weight_stride;
 } Rows;
 
 /* The keys that a task sees, `start` to `end`, and the part of the tile at `first` among these. */
@@ -25,7 +48,17 @@ typedef struct {
 
 INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
   const int64_t start = s->window ? task->first_position - s->window + 1 : 0;
-  return (Span){start < s->num_hidden ? s->num_hidden : start, task->first_position + task->num_queries, 0, 0, 0};
+  return (Span){.start = start < s->num_hidden ? s->num_hidden : start,
+                .end = task->first_position + task->num_queries};
+}
+INLINE int64_t down_to(int64_t i, int64_t multiple) { return i / multiple * multiple; }
+INLINE int64_t up_to(int64_t i, int64_t multiple) { return (i + multiple - 1) / multiple * multiple; }
+
+/* To the keys of one stretch. */
+INLINE void cut_span(Span *span, int64_t stretch) {
+  const int64_t start = stretch * STRETCH, end = start + STRETCH;
+  if (span->start < start) span->start = start;
+  if (span->end > end) span->end = end;
 }
 INLINE void move_to(Span *span, int64_t first) {
   span->first = first;
@@ -62,76 +95,121 @@ static void find_rows(const KVCache *c, const AttentionTask *task, const Span *s
 }
 
 static void start_rows(const AttentionShape *s, const AttentionTask *task, const float *query,
-                       int64_t multiple, int vectors, Rows *state) {
-  const int64_t width = s->cache.head_dim;
-  state->rows = task->num_queries * (s->heads / s->cache.kv_heads);
-  state->padded_rows = (state->rows + multiple - 1) / multiple * multiple;
-  state->dim = vectors * LANES;
-  memset(state->q, 0, (size_t)(state->padded_rows * state->dim) * sizeof(float));
-  memset(state->total, 0, (size_t)(state->padded_rows * state->dim) * sizeof(float));
+                       const int words, const int is_turned, Rows *state) {
+  const int64_t group = s->heads / s->cache.kv_heads, width = s->cache.head_dim;
+  const int64_t step = words == PAIRS ? 2 * LANES : LANES;
+  state->rows = task->num_queries * group;
+  state->dim = up_to(width, LANES);
+  state->depth = is_turned ? width * LANES / step : up_to(width, step) / step * LANES;
+  state->q_stride = state->depth * row_word(words);
+  state->weight_stride = KEY_TILE / (words == PAIRS ? 2 : 1) * row_word(words);
   for (int64_t r = 0; r < state->rows; r++) {
     const float *from = query + query_of(s, task, r) * width;
-    for (int64_t i = 0; i < width; i++) state->q[r * state->dim + i] = from[i] * s->scale;
-  }
-  const int64_t group = s->heads / s->cache.kv_heads;
-  for (int64_t r = 0; r < state->padded_rows; r++) {
-    const int has_sink = s->sinks && r < state->rows;
-    state->most[r] = has_sink ? s->sinks[task->kv_head * group + r % group] : -INFINITY;
-    state->sum[r] = has_sink ? 1.0f : 0.0f;
+    float row[MAX_DIM + 2 * LANES] = {0};
+    for (int64_t i = 0; i < width; i++) row[i] = from[i] * (s->scale);
+    as_row(row, state->q + r * state->q_stride, state->depth, words);
   }
 }
 
-/* cap · tanh(score / cap), tanh written with an exponential. */
-INLINE void cap_scores(float *scores, float cap) {
-  for (int64_t j = 0; j < KEY_TILE; j += LANES)
-    store(scores + j, cap - 2.0f * cap / (1.0f + expv(load(scores + j) * (2.0f / cap))));
+/* cap · tanh(score / cap); tanh from an exponential of at most 1, so that no two numbers as large as
+ * cap are subtracted. */
+INLINE f32v cap_score(f32v score, float cap) {
+  const f32v size = maxv(-score, score), less = expv(size * (-2.0f / cap));
+  const f32v capped = cap * ((1.0f - less) / (1.0f + less));
+  return selectv(score < splat(0.0f), -capped, capped);
 }
 
-/* One step of the running softmax: scores become weights. Returns the factor for the weights and
- * sums before it. The row does not see scores outside `from` to `to`. */
-INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *sum) {
-  if (from >= to) {
-    memset(scores, 0, KEY_TILE * sizeof(float));
-    return 1.0f;
-  }
+/* The keys of the tile that a row sees, `from` to `to`. */
+INLINE void hide_others(float *scores, int64_t from, int64_t to) {
   for (int64_t j = 0; j < from; j++) scores[j] = -INFINITY;
-  for (int64_t j = to; j < KEY_TILE; j++) scores[j] = -INFINITY;
-  f32v peak = load(scores), part = splat(0.0f);
-  for (int64_t j = LANES; j < KEY_TILE; j += LANES) peak = maxv(peak, load(scores + j));
-  const float before = *most, peak_here = max_lanes(peak);
-  *most = peak_here > before ? peak_here : before;
-  for (int64_t j = 0; j < KEY_TILE; j += LANES) {
-    const f32v weights = expv(load(scores + j) - *most);
-    store(scores + j, weights);
-    part += weights;
-  }
-  const float keep = before > -INFINITY ? expv(splat(before - *most))[0] : 0.0f;
-  *sum = *sum * keep + sum_lanes(part);
-  return keep;
+  for (int64_t j = to > from ? to : from; j < KEY_TILE; j++) scores[j] = -INFINITY;
 }
 
-/* Turns the scores of a tile into weights, for each row those that it sees. */
-static void weigh_rows(const AttentionShape *s, const AttentionTask *task, const Span *span,
-                       Rows *state) {
+/* One step of the running softmax for LANES rows from `first` on, of which there may be fewer: scores
+ * become weights, as words, and `keep` what the weights and sums before them are multiplied by. */
+INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const Span *span,
+                       int64_t first, Rows *state, const int has_scales, const int words) {
   const int64_t group = s->heads / s->cache.kv_heads;
-  for (int64_t r = 0; r < state->padded_rows; r++) {
-    const int64_t position = task->first_position + r / group - span->first;
+  const int64_t count = state->rows - first < LANES ? state->rows - first : LANES;
+  f32v parts[LANES];
+  for (int64_t i = 0; i < LANES; i++) parts[i] = splat(-INFINITY);
+  for (int64_t i = 0; i < count; i++) {
+    float *scores = state->scores + i * KEY_TILE;
+    if (has_scales || s->cap)
+      for (int64_t j = 0; j < KEY_TILE; j += LANES) {
+        f32v score = load(scores + j);
+        if (has_scales) score *= load(state->key_scales + j);
+        store(scores + j, s->cap ? cap_score(score, s->cap) : score);
+      }
+    const int64_t position = task->first_position + (first + i) / group - span->first;
     const int64_t oldest = s->window ? position - s->window + 1 : 0;
     const int64_t from = oldest > span->low ? oldest : span->low;
     const int64_t to = position + 1 < span->high ? position + 1 : span->high;
-    if (s->cap) cap_scores(state->weights + r * KEY_TILE, s->cap);
-    state->keep[r] = weigh(state->weights + r * KEY_TILE, from, r < state->rows ? to : 0,
-                           state->most + r, state->sum + r);
+    if (from > 0 || to < KEY_TILE) hide_others(scores, from < KEY_TILE ? from : KEY_TILE, to);
+    for (int64_t j = 0; j < KEY_TILE; j += LANES) parts[i] = maxv(parts[i], load(scores + j));
+  }
+  float found[LANES];
+  max_lanes_of_each(parts, found);
+  const f32v before = load(state->most + first), most = maxv(before, load(found) * LOG2_E);
+  const f32v keep = selectv(before == most, splat(1.0f), exp2v(before - most));
+  store(state->most + first, most), store(state->keep, keep);
+  /* A row that has seen no key yet has nothing to compare with. */
+  store(found, selectv(most == splat(-INFINITY), splat(0.0f), -most));
+  for (int64_t i = 0; i < count; i++) {
+    f32v row[KEY_TILE / LANES];
+    parts[i] = splat(0.0f);
+    for (int j = 0; j < KEY_TILE / LANES; j++) {
+      const f32v score = load(state->scores + i * KEY_TILE + j * LANES);
+      row[j] = exp2v(fmav(score, splat(LOG2_E), splat(found[i])));
+      parts[i] += row[j];
+      if (has_scales) row[j] *= load(state->value_scales + j * LANES);
+    }
+    float numbers[KEY_TILE] ALIGNED;
+    for (int j = 0; j < KEY_TILE / LANES; j++) store(numbers + j * LANES, row[j]);
+    as_row(numbers, state->weights + i * state->weight_stride,
+           words == PAIRS ? KEY_TILE / 2 : KEY_TILE, words);
+  }
+  sum_lanes_of_each(parts, found);
+  store(state->sum + first, load(state->sum + first) * keep + load(found));
+}
+
+/* A new stretch of keys. */
+INLINE void start_stretch(Rows *state) {
+  for (int64_t r = 0; r < state->rows; r++) state->most[r] = -INFINITY, state->sum[r] = 0.0f;
+  memset(state->total, 0, (size_t)(state->rows * state->dim) * sizeof(float));
+}
+
+/* A part without keys: at most a sink, which has a weight and no value. */
+INLINE void start_part(const AttentionShape *s, const AttentionTask *task, int64_t rows, int64_t dim,
+                       const Part *part) {
+  const int64_t group = s->heads / s->cache.kv_heads;
+  for (int64_t r = 0; r < rows; r++) {
+    part->most[r] = s->sinks ? LOG2_E * s->sinks[task->kv_head * group + r % group] : -INFINITY;
+    part->sum[r] = s->sinks ? 1.0f : 0.0f;
+  }
+  memset(part->total, 0, (size_t)(rows * dim) * sizeof(float));
+}
+
+/* Adds the part of the keys that follow. */
+INLINE void add_part(const Part *part, const Part *next, int64_t rows, int64_t dim) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float before = part->most[r], here = next->most[r], most = here > before ? here : before;
+    const float keep = before == most ? 1.0f : exp2v(splat(before - most))[0];
+    const float share = here == most ? 1.0f : exp2v(splat(here - most))[0];
+    part->most[r] = most;
+    part->sum[r] = part->sum[r] * keep + next->sum[r] * share;
+    float *total = part->total + r * dim;
+    for (int64_t i = 0; i < dim; i += LANES)
+      store(total + i, fmav(load(next->total + r * dim + i), splat(share), load(total + i) * keep));
   }
 }
 
-static void finish_rows(const AttentionShape *s, const AttentionTask *task, const Rows *state,
-                        float *out) {
+INLINE void finish_rows(const AttentionShape *s, const AttentionTask *task, const Part *part,
+                        int64_t rows, int64_t dim, float *out) {
   const int64_t width = s->cache.head_dim;
-  for (int64_t r = 0; r < state->rows; r++) {
+  for (int64_t r = 0; r < rows; r++) {
     float *to = out + query_of(s, task, r) * width;
-    const float *total = state->total + r * state->dim;
-    const float sum = state->sum[r] > 0.0f ? state->sum[r] : 1.0f;
-    for (int64_t i = 0; i < width; i++) to[i] = total[i] / sum;
+    const float sum = part->sum[r] > 0.0f ? part->sum[r] : 1.0f;
+    for (int64_t i = 0; i < width; i++) to[i] = part->total[r * dim + i] / sum;
   }
 }

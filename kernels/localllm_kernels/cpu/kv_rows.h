@@ -34,32 +34,6 @@ INLINE f32v load_codes(const uint8_t *codes, int64_t kind) {
 #endif
 }
 
-/* Row `row` of keys or values, whose scales may be NULL. */
-INLINE void read_row(const KVCache *c, const void *values, const float *scales, int64_t row, float *to) {
-  const int64_t dim = c->head_dim;
-  if (c->kind == KV_FLOAT32) {
-    memcpy(to, (const float *)values + row * dim, (size_t)dim * sizeof(float));
-  } else if (c->kind == KV_BFLOAT16) {
-    const uint16_t *from = (const uint16_t *)values + row * dim;
-    int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES) store(to + i, load_bf16(from + i));
-    for (; i < dim; i++) {
-      const uint32_t bits = (uint32_t)from[i] << 16;
-      memcpy(to + i, &bits, sizeof bits);
-    }
-  } else {
-    const uint8_t *from = (const uint8_t *)values + row * dim;
-    const f32v scale = splat(scales[row]);
-    int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES) store(to + i, load_codes(from + i, c->kind) * scale);
-    if (i < dim) {
-      uint8_t rest[LANES] = {0};
-      memcpy(rest, from + i, (size_t)(dim - i));
-      store_part(to + i, load_codes(rest, c->kind) * scale, dim - i);
-    }
-  }
-}
-
 INLINE void write_codes(const float *x, uint8_t *to, float *scale, int64_t dim, int64_t kind) {
   const float limit = kind == KV_FP8 ? 448.0f : 127.0f;
   f32v largest = splat(0.0f), not_finite = splat(0.0f);
@@ -94,4 +68,34 @@ INLINE void write_row(const KVCache *c, void *values, float *scales, int64_t row
     round_row(x, (uint16_t *)values + row * dim, dim);
   else
     write_codes(x, (uint8_t *)values + row * dim, scales + row, dim, c->kind);
+}
+
+/* `at`: the position in the block; bfloat16 has two numbers of a key, or one of each of two values, in
+ * a word. */
+INLINE void write_turned_key(const KVCache *c, int64_t row, int64_t at, const float *x) {
+  const int64_t dim = c->head_dim, size = c->block_size, start = (row - at) * dim;
+  if (c->kind == KV_FLOAT32) {
+    for (int64_t i = 0; i < dim; i++) ((float *)c->keys)[start + i * size + at] = x[i];
+    return;
+  }
+  uint16_t *to = (uint16_t *)c->keys + start + 2 * at;
+  for (int64_t i = 0; i < dim; i++) to[i / 2 * 2 * size + i % 2] = to_bf16(x[i]);
+}
+INLINE void write_turned_value(const KVCache *c, int64_t row, int64_t at, const float *x) {
+  const int64_t dim = c->head_dim;
+  if (c->kind == KV_FLOAT32) {
+    write_row(c, c->values, NULL, row, x);
+    return;
+  }
+  uint16_t *to = (uint16_t *)c->values + (row - at % 2) * dim + at % 2;
+  for (int64_t i = 0; i < dim; i++) to[2 * i] = to_bf16(x[i]);
+}
+
+INLINE void write_key(const KVCache *c, int64_t row, int64_t at, const float *x) {
+  if (c->is_turned) write_turned_key(c, row, at, x);
+  else write_row(c, c->keys, c->key_scales, row, x);
+}
+INLINE void write_value(const KVCache *c, int64_t row, int64_t at, const float *x) {
+  if (c->is_turned) write_turned_value(c, row, at, x);
+  else write_row(c, c->values, c->value_scales, row, x);
 }

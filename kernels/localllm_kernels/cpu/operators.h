@@ -63,6 +63,7 @@ typedef struct {
   void *keys, *values;              /* [blocks, kv_heads, block_size, head_dim] */
   float *key_scales, *value_scales; /* [blocks, kv_heads, block_size], or NULL */
   int64_t kind, kv_heads, head_dim, block_size;
+  int64_t is_turned; /* the keys of a block lie side by side */
 } KVCache;
 
 typedef struct {
@@ -75,11 +76,15 @@ typedef struct {
   int64_t num_hidden; /* the first keys, which no query sees; one that sees none gives zeros */
 } AttentionShape;
 
-/* Up to a few queries of one request, with the heads that share one key/value head. */
+/* Queries of one request, with the heads that share one key/value head; over all keys, or over one
+ * stretch of them. */
 typedef struct {
   const int32_t *table;
   int64_t kv_head, first_query; /* row of the first query in the batch */
   int64_t num_queries, first_position;
+  int64_t stretch;     /* or -1 */
+  int64_t num_follow;  /* tasks after this one with the next stretches of the same queries */
+  float *part;         /* where a stretch's part goes */
 } AttentionTask;
 
 /* The cache is written, if it has heads; query: [rows, heads, head_dim]. */

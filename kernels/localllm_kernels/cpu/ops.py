@@ -24,7 +24,7 @@ from localllm_kernels.recurrence.recurrence import Heads, RecurrenceRows, Recurr
 from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlots
 
 # The most heads that may share keys: the rows of a task, QUERY_ROWS of attention_rows.h.
-MAX_GROUP = 32
+MAX_GROUP = 128
 
 
 class CpuOps:
@@ -263,7 +263,7 @@ class CpuOps:
             self._team.size,
         )
         if failed:
-            return paged_attention_reference(query, cache, **how)
+            return paged_attention_reference(query, cache.rows, **how)
         return out if value_dim is None else out[..., :value_dim].contiguous()
 
 

@@ -227,13 +227,13 @@ void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv
       const float *value = r->has_values ? x + kv_heads * dim : x;
       float key[MAX_DIM], normed[MAX_DIM];
       turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
-      write_row(cache, cache->keys, cache->key_scales, to, key);
+      write_key(cache, to, offset, key);
       if (r->norms_values) {
         const float scale = 1.0f / sqrtf(mean_of_squares(value, dim) + r->eps);
         for (int64_t i = 0; i < dim; i++) normed[i] = value[i] * scale;
         value = normed;
       }
-      write_row(cache, cache->values, cache->value_scales, to, value);
+      write_value(cache, to, offset, value);
     }
   }
   team_meet(team);

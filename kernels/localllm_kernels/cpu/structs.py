@@ -63,7 +63,8 @@ def cache_struct(cache: KVCache) -> Structure:
     *_, kv_heads, block_size, head_dim = cache.key.shape
     tensors = cache.key, cache.value, cache.key_scales, cache.value_scales
     kind = _KV_KINDS[cache.key.dtype]
-    return CKVCache(*map(pointer, tensors), kind, kv_heads, head_dim, block_size)
+    sizes = kv_heads, head_dim, block_size
+    return CKVCache(*map(pointer, tensors), kind, *sizes, cache.is_turned)
 
 
 def no_cache(head_dim: int) -> Structure:

@@ -28,6 +28,7 @@ def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
 C_TRAITS = Traits(
     "c",
     c_multiplies,
+    turns_keys=True,
     rows_alike=True,
     wide_rows=True,
     halves_weights=True,

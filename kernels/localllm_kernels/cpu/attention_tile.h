@@ -1,0 +1,172 @@
+/* A tile of keys and values as words, side by side: products with rows then need no sum across lanes,
+ * and all rows read the tile from the caches. */
+
+#pragma once
+
+#include "attention_rows.h"
+
+#if defined(__AVX__)
+/* Transposes as many vectors as there are lanes: in rounds halves, quarters, … change places. The
+ * orders are written out, since constants stay in registers. */
+#define EXCHANGE(half, low, high)                                                     \
+  for (int i = 0; i < LANES; i++)                                                     \
+    if (!(i & half)) {                                                                \
+      const f32v a = m[i], b = m[i + half];                                         \
+      m[i] = PICK(a, b, low);                                    \
+      m[i + half] = PICK(a, b, high);                            \
+    }
+#define ORDER(...) __VA_ARGS__
+INLINE void transpose(f32v m[LANES]) {
+#if LANES == 16
+  EXCHANGE(8, ORDER(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+           ORDER(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+  EXCHANGE(4, ORDER(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+           ORDER(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+  EXCHANGE(2, ORDER(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+           ORDER(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+  EXCHANGE(1, ORDER(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+           ORDER(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#else
+  EXCHANGE(4, ORDER(0, 1, 2, 3, 8, 9, 10, 11), ORDER(4, 5, 6, 7, 12, 13, 14, 15))
+  EXCHANGE(2, ORDER(0, 1, 8, 9, 4, 5, 12, 13), ORDER(2, 3, 10, 11, 6, 7, 14, 15))
+  EXCHANGE(1, ORDER(0, 8, 2, 10, 4, 12, 6, 14), ORDER(1, 9, 3, 11, 5, 13, 7, 15))
+#endif
+}
+#undef EXCHANGE
+#undef ORDER
+#else
+INLINE void transpose(f32v m[LANES]) {
+  for (int i = 0; i < LANES; i++)
+    for (int j = 0; j < i; j++) {
+      const float a = m[i][j];
+      m[i][j] = m[j][i], m[j][i] = a;
+    }
+}
+#endif
+
+/* LANES numbers of a row of the cache from `at` on, without their scale; zeros behind its end. */
+INLINE f32v load_numbers(const char *row, int64_t at, int64_t dim, const int kind) {
+  const char *from = row + at * value_bytes(kind);
+  char part[LANES * sizeof(float)];
+  if (at + LANES > dim) {
+    memset(part, 0, sizeof part);
+    if (at < dim) memcpy(part, from, (size_t)((dim - at) * value_bytes(kind)));
+    from = part;
+  }
+  if (kind == KV_FLOAT32) return load((const float *)from);
+  if (kind == KV_BFLOAT16) return load_bf16((const uint16_t *)from);
+  return load_codes((const uint8_t *)from, kind);
+}
+
+/* LANES words of a row from word `i` on. */
+INLINE f32v load_words(const char *row, int64_t i, int64_t dim, const int kind, const int words) {
+  if (words == FLOATS) return load_numbers(row, i, dim, kind);
+  if (kind == KV_BFLOAT16 && 2 * (i + LANES) <= dim) return load((const float *)row + i);
+  uint16_t halves[2 * LANES];
+  for (int h = 0; h < 2; h++) {
+    const f32v numbers = load_numbers(row, 2 * i + h * LANES, dim, kind);
+    const u16v upper = __builtin_convertvector((u32v)numbers >> 16, u16v); /* which is all of them */
+    memcpy(halves + h * LANES, &upper, sizeof upper);
+  }
+  f32v found;
+  memcpy(&found, halves, sizeof found);
+  return found;
+}
+
+/* Keys or values of one layer, and the indices of a tile's rows and of those of the next one, which
+ * are asked for ahead: blocks lie anywhere, so the processor cannot guess what comes next. */
+typedef struct {
+  const char *values;
+  const float *scales;
+  const int64_t *rows;
+  int64_t dim; /* of a row */
+} Tile;
+
+INLINE const char *row_at(const Tile *tile, int64_t j, const int kind) {
+  return tile->values + tile->rows[j] * tile->dim * value_bytes(kind);
+}
+INLINE void ask_for(const Tile *tile, int64_t j, const int kind) {
+  const char *row = row_at(tile, j, kind);
+  for (int64_t i = 0; i < tile->dim * value_bytes(kind); i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+/* Keys -> [depth, KEY_TILE] words: keys side by side. */
+INLINE void turn_keys(const Tile *tile, int64_t low, int64_t high, int64_t depth, float *keys,
+                      const int kind, const int words) {
+  for (int64_t j = low; j < high; j += LANES) {
+    for (int k = 0; k < LANES; k++) ask_for(tile, j + k + KEY_TILE, kind);
+    for (int64_t i = 0; i < depth; i += LANES) {
+      f32v m[LANES];
+      for (int k = 0; k < LANES; k++)
+        m[k] = load_words(row_at(tile, j + k, kind), i, tile->dim, kind, words);
+      transpose(m);
+      for (int k = 0; k < LANES; k++) store(keys + (i + k) * KEY_TILE + j, m[k]);
+    }
+  }
+}
+
+/* Values -> [KEY_TILE, dim] numbers, or [KEY_TILE / 2, dim] words with one number of each of two keys. */
+INLINE void join_values(const Tile *tile, int64_t low, int64_t high, int64_t dim, float *values,
+                        const int kind, const int words) {
+  const int64_t step = words == PAIRS ? 2 : 1;
+  for (int64_t j = low; j < high; j += step) {
+    const char *row = row_at(tile, j, kind), *next = row_at(tile, j + step - 1, kind);
+    for (int64_t k = 0; k < step; k++) ask_for(tile, j + k + KEY_TILE, kind);
+    float *to = values + j / step * dim;
+    for (int64_t i = 0; i < dim; i += LANES) {
+      f32v here = load_numbers(row, i, tile->dim, kind);
+      if (words == PAIRS) here = paired(here, load_numbers(next, i, tile->dim, kind));
+      store(to + i, here);
+    }
+  }
+}
+
+INLINE void find_scales(const Tile *tile, float *scales) {
+  for (int64_t j = 0; j < KEY_TILE; j++) scales[j] = tile->scales[tile->rows[j]];
+}
+
+/* Where the keys and values of a tile lie: LANES keys side by side, and a row of words of each value or
+ * pair of values. */
+typedef struct {
+  const float *keys[KEY_TILE / LANES], *values[KEY_TILE];
+} Parts;
+
+/* In the scratch, which is filled from rows. */
+INLINE void fill_tile(const KVCache *c, const Span *span, const int64_t *rows, Rows *state,
+                      Parts *parts, const int kind, const int words) {
+  const Tile keys = {c->keys, c->key_scales, rows, c->head_dim};
+  const Tile values = {c->values, c->value_scales, rows, c->head_dim};
+  turn_keys(&keys, down_to(span->low, LANES), span->high, state->depth, state->keys, kind, words);
+  join_values(&values, down_to(span->low, FLOAT_RUN), span->high, state->dim, state->values, kind,
+              words);
+  if (c->key_scales) find_scales(&keys, state->key_scales), find_scales(&values, state->value_scales);
+  for (int64_t v = 0; v < KEY_TILE / LANES; v++) parts->keys[v] = state->keys + v * LANES;
+  for (int64_t i = 0; i < KEY_TILE; i++) parts->values[i] = state->values + i * state->dim;
+}
+
+/* In a cache with keys side by side, for the tile from position `first` on; outside the span, of the
+ * nearest keys within it. */
+INLINE void find_parts(const KVCache *c, const AttentionTask *task, const Span *span, int64_t first,
+                       Parts *parts, const int words) {
+  const int64_t step = words == PAIRS ? 2 : 1;
+  for (int64_t v = 0; v < KEY_TILE / LANES; v++) {
+    int64_t position = first + v * LANES;
+    if (position >= span->end) position = down_to(span->end - 1, LANES);
+    if (position + LANES <= span->start) position = down_to(span->start, LANES);
+    const int64_t inner = position % c->block_size, row = row_of(c, task, position) - inner;
+    const int64_t at = row * c->head_dim / step; /* of the block, in words */
+    parts->keys[v] = (const float *)c->keys + at + inner;
+    for (int64_t k = 0; k < LANES; k += step)
+      parts->values[(v * LANES + k) / step] =
+          (const float *)c->values + at + (inner + k) / step * c->head_dim;
+  }
+}
+
+/* A last value without a partner gets one of zeros: what lies there may not be finite. */
+INLINE void end_values(const Span *span, Rows *state, Parts *parts, const int words) {
+  if (words != PAIRS || span->high % 2 == 0) return;
+  const float *from = parts->values[span->high / 2];
+  for (int64_t i = 0; i < state->dim; i += LANES)
+    store(state->values + i, (f32v)((u32v)load(from + i) & 0xffff));
+  parts->values[span->high / 2] = state->values;
+}
