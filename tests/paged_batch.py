@@ -168,5 +168,21 @@ class Batch:
             value_dim=self.value_dim,
         )
 
-
-MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
+    def attend_chunk(
+        self,
+        start: int,
+        end: int,
+        window: int | None,
+        attention: Attention = paged_attention_reference,
+    ) -> torch.Tensor:
+        """Queries `start` to `end` of the first request, all of whose keys are new."""
+        return attention(
+            self.query[start:end],
+            self.cache,
+            block_tables=self.block_tables[:1],
+            cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end]),
+            max_query_len=end - start,
+            scale=self.scale,
+            window=window,
+        )

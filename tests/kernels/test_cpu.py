@@ -320,16 +320,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(
     expected = whole.attend(window, ops.paged_attention)
     whole.is_turned = is_turned and is_turnable(16, head_dim, kv_dtype)
     for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (298, 300), (299, 300)]:
-        part = ops.paged_attention(
-            whole.query[start:end],
-            whole.cache,
-            block_tables=whole.block_tables,
-            cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
-            seq_lens=torch.tensor([end]),
-            max_query_len=end - start,
-            scale=0.3,
-            window=window,
-        )
+        part = whole.attend_chunk(start, end, window, ops.paged_attention)
         assert torch.equal(part, expected[start:end])
 
 
@@ -346,16 +337,7 @@ def test_threads_that_share_the_keys_of_a_few_rows_give_the_same_bits(
     attention = partial(ops.paged_attention, sinks=torch.linspace(-2, 3, 6) if has_sinks else None)
     expected = whole.attend(window, attention)
     for start, end in [(1022, 1025), (1024, 1025), (2046, 2050), (2100, 2104), (2199, 2200)]:
-        part = attention(
-            whole.query[start:end],
-            whole.cache,
-            block_tables=whole.block_tables,
-            cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
-            seq_lens=torch.tensor([end]),
-            max_query_len=end - start,
-            scale=0.3,
-            window=window,
-        )
+        part = whole.attend_chunk(start, end, window, attention)
         assert torch.equal(part, expected[start:end])
 
 

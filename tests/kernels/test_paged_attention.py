@@ -88,16 +88,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(window: int | None) -> None:
     whole = Batch([(length, length)], 6, 2)
     expected = whole.attend(window)
     for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (250, 300), (299, 300)]:
-        part = paged_attention_reference(
-            whole.query[start:end],
-            whole.cache,
-            block_tables=whole.block_tables,
-            cu_seqlens_q=torch.tensor([0, end - start]),
-            seq_lens=torch.tensor([end]),
-            max_query_len=end - start,
-            scale=0.3,
-            window=window,
-        )
+        part = whole.attend_chunk(start, end, window)
         assert torch.equal(part, expected[start:end])
 
 
