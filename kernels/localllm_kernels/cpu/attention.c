@@ -56,8 +56,7 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
     }
     const int64_t step = words == PAIRS ? 2 : 1, from = span.low / LANES;
     const int64_t vectors = (span.high + LANES - 1) / LANES - from;
-    /* Runs of floats begin at the same keys in any chunk; keys before them weigh nothing. */
-    const int64_t low = down_to(span.low, words == PAIRS ? 2 : FLOAT_RUN) / step;
+    const int64_t low = span.low / step;
     const int64_t depth = (span.high + step - 1) / step - low;
     for (int64_t r = 0; r < state.rows; r += LANES) {
       const int64_t count = state.rows - r < LANES ? state.rows - r : LANES;

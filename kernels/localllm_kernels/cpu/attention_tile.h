@@ -137,8 +137,7 @@ INLINE void fill_tile(const KVCache *c, const Span *span, const int64_t *rows, R
   const Tile keys = {c->keys, c->key_scales, rows, c->head_dim};
   const Tile values = {c->values, c->value_scales, rows, c->head_dim};
   turn_keys(&keys, down_to(span->low, LANES), span->high, state->depth, state->keys, kind, words);
-  join_values(&values, down_to(span->low, FLOAT_RUN), span->high, state->dim, state->values, kind,
-              words);
+  join_values(&values, down_to(span->low, 2), span->high, state->dim, state->values, kind, words);
   if (c->key_scales) find_scales(&keys, state->key_scales), find_scales(&values, state->value_scales);
   for (int64_t v = 0; v < KEY_TILE / LANES; v++) parts->keys[v] = state->keys + v * LANES;
   for (int64_t i = 0; i < KEY_TILE; i++) parts->values[i] = state->values + i * state->dim;

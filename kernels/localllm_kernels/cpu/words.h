@@ -16,8 +16,6 @@ enum { FLOATS, PAIRS };
 #define HAS_PAIRS 0
 #endif
 
-/* So many products in float32 are added up by themselves: a sum of sums is more exact. */
-#define FLOAT_RUN 16
 /* A tile of rows and vectors of columns whose sums stay in registers. */
 #define WORD_ROWS 4
 #define WORD_VECTORS (LANES == 16 ? 4 : 2)
@@ -73,32 +71,26 @@ INLINE void multiply_few(const float *rows, int64_t row_stride, const Columns *c
                          const int count, const int vectors, const int kind, const int is_strided) {
   const float *const *parts = columns->parts + (is_strided ? at : 0);
   const float *const *ahead = columns->ahead ? columns->ahead + (is_strided ? at : 0) : NULL;
-  const int64_t run = kind == FLOATS ? FLOAT_RUN : depth;
-  for (int64_t start = 0; start < depth; start += run) {
-    const int64_t end = start + run < depth ? start + run : depth;
-    f32v sums[WORD_ROWS][WORD_VECTORS];
-    for (int r = 0; r < count; r++)
-      for (int v = 0; v < vectors; v++) sums[r][v] = splat(0.0f);
-    for (int64_t i = start; i < end; i++, rows += row_word(kind)) {
-      f32v here[WORD_VECTORS];
-      for (int v = 0; v < vectors; v++) {
-        const int64_t part = is_strided ? v : i;
-        const int64_t offset = is_strided ? i * columns->stride : (at + v) * LANES;
-        here[v] = kept(load(parts[part] + offset));
-        if (ahead) __builtin_prefetch(ahead[part] + offset, 0, 2);
-      }
-      for (int r = 0; r < count; r++)
-        for (int v = 0; v < vectors; v++)
-          sums[r][v] = add_word(sums[r][v], rows + r * row_stride, here[v], kind);
+  f32v sums[WORD_ROWS][WORD_VECTORS];
+  for (int r = 0; r < count; r++)
+    for (int v = 0; v < vectors; v++) sums[r][v] = splat(0.0f);
+  for (int64_t i = 0; i < depth; i++, rows += row_word(kind)) {
+    f32v here[WORD_VECTORS];
+    for (int v = 0; v < vectors; v++) {
+      const int64_t part = is_strided ? v : i;
+      const int64_t offset = is_strided ? i * columns->stride : (at + v) * LANES;
+      here[v] = kept(load(parts[part] + offset));
+      if (ahead) __builtin_prefetch(ahead[part] + offset, 0, 2);
     }
     for (int r = 0; r < count; r++)
-      for (int v = 0; v < vectors; v++) {
-        float *to = y + r * stride + v * LANES;
-        if (start > 0) sums[r][v] += load(to);
-        else if (keep) sums[r][v] = fmav(load(to), splat(keep[r]), sums[r][v]);
-        store(to, sums[r][v]);
-      }
+      for (int v = 0; v < vectors; v++)
+        sums[r][v] = add_word(sums[r][v], rows + r * row_stride, here[v], kind);
   }
+  for (int r = 0; r < count; r++)
+    for (int v = 0; v < vectors; v++) {
+      float *to = y + r * stride + v * LANES;
+      store(to, keep ? fmav(load(to), splat(keep[r]), sums[r][v]) : sums[r][v]);
+    }
 }
 
 /* The same for `count` rows, and for columns in whole vectors. */
