@@ -91,8 +91,9 @@ def test_ctrl_c_at_any_moment_keeps_what_was_said(
     turns = [turn for row in store.rows() for turn in store.load(row.id).transcript.turns]
     if turns:  # else it was stopped before the first word, and nothing was asked
         assert words.startswith(turns[0].answer)
-        shown = re.findall(r"word\d+", window.text)
-        assert not shown or shown[-2] in turns[0].answer
+        # The last word on the screen may be half of one.
+        shown = re.findall(r"word\d+", window.text)[:-1]
+        assert all(word in turns[0].answer for word in shown)
     else:
         assert "word0" not in window.text
 
