@@ -30,6 +30,8 @@ SLICE_CHARS = 1 << 18
 _SLICE_LEAST = 1 << 12
 MAX_PENDING_TOKENS = 16
 _REPLACEMENT = "\ufffd"
+# A text that no template writes.
+_USERS_TEXT = "Where does my text go?"
 # The letters as which a vocabulary of bytes writes them. Source: GPT-2's encoder.py.
 _PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTE_OF = {chr(byte): byte for byte in _PRINTED} | {
@@ -230,6 +232,15 @@ class Tokenizer:
         is_thinking = markers is not None and text.rstrip().endswith(markers.opens.rstrip())
         borders = self._ends_of_text(token_ids)
         return Prompt(token_ids, markers, is_thinking, borders=borders, changes=fitted.changes)
+
+    def encode_before_user(self) -> list[int]:
+        """Token ids of what the template writes before the text of a chat's first user.
+
+        Raises: TemplateError.
+        """
+        text = self.render_chat(Conversation([{"role": "user", "content": _USERS_TEXT}]))
+        before, found, _ = text.partition(_USERS_TEXT)
+        return self.encode(before if found else "", add_special_tokens=False, parse_special=True)
 
     def _ends_of_text(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Where a special token follows text: templates end messages so, and begin them."""
