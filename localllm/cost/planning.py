@@ -375,7 +375,7 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
         num_parameters=architecture.num_parameters,
         is_here=True,
         entry=load_catalog().get(name),
-        unread_bytes=weights.unread_bytes,
+        unread_bytes=weights.unread_bytes(dtype),
     )
 
 

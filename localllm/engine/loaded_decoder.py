@@ -132,7 +132,7 @@ def build_decoder(
         resident_bytes(dtype.itemsize),
         expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
         None if draft is None else draft.plan,
-        source.weights.unread_bytes if isinstance(source, CheckpointWeights) else 0,
+        source.weights.unread_bytes(dtype) if isinstance(source, CheckpointWeights) else 0,
     )
     # Before the model, which takes longer.
     plan, head_weights = _plan_beside_head(memory, config, device, ops, head)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # In a whole checkpoint; the largest known ones have 92,000.
@@ -69,6 +70,10 @@ class TensorInfo:
     def num_bytes(self) -> int:
         """Bytes of its data."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
+
+    def has(self, dtype: "torch.dtype") -> bool:
+        """Whether its values are of `dtype`, so that they need no copy."""
+        return str(dtype) == f"torch.{_DTYPES.get(self.dtype)}"
 
 
 def plain_view(data: "Tensor", start: int, dtype: str, shape: tuple[int, ...]) -> "Tensor":

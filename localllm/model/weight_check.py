@@ -19,6 +19,8 @@ from localllm.model.tensor_files import read_headers
 from localllm.model.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
+    import torch
+
     from localllm_kernels.compiling.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
@@ -100,14 +102,17 @@ class WeightMap:
             return int(found.resident_bytes) + found.num_dense * item_bytes
         return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
 
-    @property
-    def unread_bytes(self) -> int:
-        """Bytes of a table of embeddings in blocks beside a head: where it lies, only the rows of
-        tokens in use are read.
+    def unread_bytes(self, dtype: "torch.dtype") -> int:
+        """Bytes of a table of embeddings that stays in its file: one beside a head, in blocks or
+        in the `dtype` of the model. Only the rows of tokens in use are read.
         """
-        table = self.quantized.get(EMBEDDING.removesuffix(".weight"))
-        has_head = HEAD in self.quantized or f"{HEAD}.weight" in self.plain
-        return round(table.packed_bytes) if table is not None and has_head else 0
+        if HEAD not in self.quantized and f"{HEAD}.weight" not in self.plain:
+            return 0
+        in_blocks = self.quantized.get(EMBEDDING.removesuffix(".weight"))
+        if in_blocks is not None:
+            return round(in_blocks.packed_bytes)
+        table = self.plain.get(EMBEDDING)
+        return table.num_bytes if table is not None and table.has(dtype) else 0
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""

@@ -318,3 +318,17 @@ def test_a_tensor_on_its_way_to_a_device_is_read_where_the_file_is_mapped(
             if start <= address < end:
                 mapped = line.split()[-1]
     assert mapped == str(folder / "model.safetensors")
+
+
+def test_a_table_beside_a_head_stays_in_its_file(make_checkpoint: Make) -> None:
+    def unread(folder: Path, dtype: torch.dtype) -> int:
+        weights = check_weights(find_weight_files(folder), read_architecture(folder))
+        return weights.unread_bytes(dtype)
+
+    folder = make_checkpoint(tie_word_embeddings=False)
+    table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert table.dtype == torch.float32
+    assert unread(folder, torch.float32) == table.nbytes
+    assert unread(folder, torch.bfloat16) == 0  # each value is converted
+    tied = make_checkpoint(tie_word_embeddings=True)
+    assert unread(tied, torch.float32) == 0  # the head reads all of it
