@@ -151,7 +151,7 @@ def model_speculator(
     """
     groups, cpu = draft.architecture.cache_groups, torch.device("cpu")
     counts = [num_blocks + 1] * len(groups)
-    dtype = draft.embedding.table.dtype
+    dtype = draft.embedding.dtype
     # A slot for each request that an engine of the tests may run at once.
     slots = SlotSizes(64, max_draft)
     kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu, slots)

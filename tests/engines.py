@@ -232,7 +232,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         model.architecture,
         [limits.num_blocks + 1] * len(groups),
         limits.block_size,
-        kv_dtype or model.embedding.table.dtype,
+        kv_dtype or model.embedding.dtype,
         torch.device("cpu"),
         SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
     )

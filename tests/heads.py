@@ -293,7 +293,7 @@ def head_drafter(
 def head_cache(head: DecoderModel, num_blocks: int, block_size: int) -> PagedKVCache:
     """The cache of a head."""
     counts = [num_blocks + 1] * len(head.architecture.cache_groups)
-    dtype = head.embedding.table.dtype
+    dtype = head.embedding.dtype
     return PagedKVCache.allocate(head.architecture, counts, block_size, dtype, torch.device("cpu"))
 
 

@@ -21,7 +21,7 @@ def whole_text(
     groups = len(model.architecture.cache_groups)
     cpu = torch.device("cpu")
     slots = SlotSizes(1) if model.architecture.recurrent_groups else None
-    dtype = model.embedding.table.dtype
+    dtype = model.embedding.dtype
     cache = PagedKVCache.allocate(model.architecture, [2] * groups, size, dtype, cpu, slots)
     count = len(token_ids)
     states = None if slots is None else StateSlots((0,), (0, count), (0,), (0,), (count,), ())

@@ -176,8 +176,11 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _group_weights(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of compressed-tensors for the weights of its first group."""
+    """The settings of compressed-tensors for the weights of its first group, and their layout if
+    that is the group's own.
+    """
     groups = quantization.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    return weights if isinstance(weights, Mapping) else {}
+    if not isinstance(first, Mapping) or not isinstance(weights := first.get("weights"), Mapping):
+        return {}
+    return {**weights, "format": first["format"]} if first.get("format") else weights

@@ -24,7 +24,8 @@ from localllm.model.per_layer_inputs import PROJECTION, PerLayerSpec
 from localllm.model.rope_config import RopeConfig
 
 _Spec = TypeVar("_Spec")
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
+TABLE, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+EMBEDDING = f"{TABLE}.weight"
 # The head of a model that scores texts.
 LABELS = "score.weight"
 

@@ -1,6 +1,6 @@
 """The ends of a decoder: from tokens to the residual stream, and from its last norm to logits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from localllm.model.linear import Projection
 from localllm.model.packed.blocks import BlockWeight
+from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.attention.capped import capped
 
 
@@ -16,39 +17,44 @@ class Embedding:
     """The embedding table.
 
     `scale`: a factor on its rows, rounded to the dtype of the table as the models were trained, not
-    where it is in blocks, whose values are floats; `row_dtype`: that of the residual stream;
-    `dtype`: the model's.
+    where it is in blocks of GGUF, whose values are floats; `row_dtype`: that of the residual
+    stream; `dtype`: the model's.
     """
 
-    table: Tensor | BlockWeight  # [vocab_size, hidden]
+    table: Tensor | PackedWeight  # [vocab_size, hidden]
     scale: float
     row_dtype: torch.dtype
     dtype: torch.dtype
 
     @classmethod
     def of(
-        cls, table: Tensor, scale: float, row_dtype: torch.dtype, dtype: torch.dtype
+        cls,
+        table: Tensor | PackedWeight,
+        scale: float,
+        row_dtype: torch.dtype,
+        dtype: torch.dtype,
     ) -> "Embedding":
         """With the factor `scale` before it is rounded."""
-        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype, dtype)
+        if not isinstance(table, BlockWeight):
+            of_rows = table.dtype if isinstance(table, Tensor) else dtype
+            scale = torch.tensor(scale, dtype=of_rows).item()
+        return cls(table, scale, row_dtype, dtype)
 
     @property
     def device(self) -> torch.device:
         """Where the table lies."""
-        return self.table.codes.device if isinstance(self.table, BlockWeight) else self.table.device
+        return self.table.device if isinstance(self.table, Tensor) else self.table.codes.device
 
     def scaled(self, scale: float) -> "Embedding":
         """The same table with another factor before it is rounded."""
-        if isinstance(self.table, BlockWeight):
-            return replace(self, scale=scale)
         return Embedding.of(self.table, scale, self.row_dtype, self.dtype)
 
     def __call__(self, input_ids: Tensor) -> Tensor:
         """`input_ids`: int64 [...] -> [..., hidden]."""
-        if isinstance(self.table, BlockWeight):
-            rows = self.table.rows(input_ids)
-        else:
+        if isinstance(self.table, Tensor):
             rows = F.embedding(input_ids, self.table)
+        else:
+            rows = self.table.rows(input_ids)
         return (rows if self.scale == 1 else rows * self.scale).to(self.row_dtype)
 
 

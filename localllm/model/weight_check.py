@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import CheckpointError
-from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
+from localllm.model.architecture import EMBEDDING, HEAD, TABLE, Architecture, layer_name
 from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
@@ -33,6 +33,8 @@ _IGNORED = re.compile(
 )
 # What stands beside a plain weight that is to be rounded as it is used.
 _OF_ROUNDING = re.compile(r".*\.weight_(scale|zero_point|g_idx|scale_inv)")
+# What files may hold of a tied head, which is read from the table.
+_OF_HEAD = f"{HEAD}.weight", f"{HEAD}.weight_scale"
 # Tables of which rows are read.
 _TABLES = EMBEDDING, PER_LAYER_TABLE
 # Tensors with token ids, and their dtypes.
@@ -87,7 +89,7 @@ class WeightMap:
     def find_quantized(self, linear: str) -> StoredLinear | None:
         """A quantized linear; of a tied head the table. None if it is plain."""
         if linear == HEAD and f"{HEAD}.weight" not in self.plain and HEAD not in self.quantized:
-            linear = EMBEDDING.removesuffix(".weight")
+            linear = TABLE
         return self.quantized.get(linear)
 
     def layouts(self, linears: Iterable[str]) -> "set[WeightLayout | None]":
@@ -108,7 +110,7 @@ class WeightMap:
         """
         if HEAD not in self.quantized and f"{HEAD}.weight" not in self.plain:
             return 0
-        in_blocks = self.quantized.get(EMBEDDING.removesuffix(".weight"))
+        in_blocks = self.quantized.get(TABLE)
         if in_blocks is not None:
             return round(in_blocks.packed_bytes)
         table = self.plain.get(EMBEDDING)
@@ -178,7 +180,7 @@ def check_tensors(
     plain = _collect(found, expected, architecture, stored_name)
     unread, is_quantized = architecture.unread(), architecture.quantization is not None
     for name, info in found.items():
-        is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
+        is_tied_head = name in _OF_HEAD and architecture.tie_word_embeddings
         is_unread = name.rpartition(".")[0] in unread
         is_known = name in plain or name in claimed or is_tied_head or is_unread
         is_rounding = is_quantized and _OF_ROUNDING.fullmatch(name) is not None

@@ -510,13 +510,13 @@ class WeightReader(Parts):
         return self._table(EMBEDDING, architecture.embedding_scale, row_dtype)
 
     def _table(self, name: str, scale: float, row_dtype: torch.dtype) -> Embedding:
-        """A table of which only rows are read, in blocks if it is stored so."""
+        """A table of which only rows are read, as it is stored."""
         linear = name.removesuffix(".weight")
+        table: Tensor | PackedWeight
         if self._source.has_quantized(linear):
-            stored = self._source.quantized(linear, self._device)
-            if isinstance(stored, BlockWeight):
-                return Embedding(stored, scale, row_dtype, self._dtype)
-        table = self.read(name, dtype=self._kept_dtype([name]))
+            table = self._source.quantized(linear, self._device)
+        else:
+            table = self.read(name, dtype=self._kept_dtype([name]))
         self.release()
         return Embedding.of(table, scale, row_dtype, self._dtype)
 
@@ -526,10 +526,10 @@ class WeightReader(Parts):
         table = embedding.table
         if has_own:
             product = self.linear(HEAD)
-        elif isinstance(table, BlockWeight):
-            product = self._packed(table, None)
-        else:
+        elif isinstance(table, Tensor):
             product = self._plain(table, None)
+        else:
+            product = self._packed(table, None)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
 
     def drafting_head(self, architecture: Architecture) -> Head | ClusteredHead | None:

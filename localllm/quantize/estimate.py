@@ -13,7 +13,7 @@ from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.proof import LEAST_ROUNDS, SPEED_S, SPEED_TOKENS
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, float32_ops
-from localllm.quantize.source import Kept, find_architecture, open_unquantized, result_bytes
+from localllm.quantize.source import Ends, find_architecture, open_unquantized, result_bytes
 
 _PROBE, _PROBE_S = 1024, 0.15
 # The share of a large product's rate that generating text reaches, in a batch of some tens; and the
@@ -67,11 +67,11 @@ class StageSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes of the weights, what stays as it is, and about how long it takes here."""
+    """Bytes of the weights, the embedding and the head, and about how long it takes here."""
 
     source_bytes: int
     result_bytes: int
-    kept: Kept
+    ends: Ends
     seconds: float
 
 
@@ -80,8 +80,8 @@ def estimate(request: QuantizeRequest) -> Estimate:
     _, source = open_unquantized(request.model, request.recipe)
     num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
     result = result_bytes(source, request.recipe)
-    kept = Kept.of(source, request.recipe)
-    return Estimate(num_bytes, result, kept, expect_stages(request).total)
+    ends = Ends.of(source, request.recipe)
+    return Estimate(num_bytes, result, ends, expect_stages(request).total)
 
 
 def expect_stages(request: QuantizeRequest) -> StageSeconds:

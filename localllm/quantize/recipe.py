@@ -1,12 +1,15 @@
 """The recipe of a quantization: method, grid, file format."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
+from localllm.model.architecture import HEAD, TABLE
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
-from localllm.model.packed.int8_schemes import PackedInt8
+from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4 import GROUP_SIZE
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4
 from localllm.model.packed.scheme import Scheme
@@ -17,13 +20,39 @@ FileFormat = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 FILE_FORMATS: tuple[FileFormat, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
 GROUP_SIZES = (32, 64, 128)
 FP8_BLOCK = (128, 128)
+EndType = Literal["keep", "int8", "int4"]
+EMBEDDING_TYPES: tuple[EndType, ...] = ("keep", "int8")
+HEAD_TYPES: tuple[EndType, ...] = get_args(EndType)
+# Inputs that share a scale of an int4 head: of those that files know the fewest, since a head's
+# error reaches every token.
+_HEAD_GROUP = 32
 # The layouts of compressed-tensors that are not integers in words.
 _LAYOUTS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
 @dataclass(frozen=True, slots=True)
+class EndFormat:
+    """How files hold an embedding or a head: whole numbers, with a scale for each row or group."""
+
+    scheme: PackedInt4 | PlainInt8
+    bits: int
+    group_size: int | None = None
+
+    @property
+    def layout(self) -> str:
+        """What compressed-tensors calls it."""
+        return "int-quantized" if isinstance(self.scheme, PlainInt8) else "pack-quantized"
+
+    def group(self, stored_name: str) -> dict[str, Any]:
+        """The group of a config.json that says so of a linear."""
+        strategy = "channel" if self.group_size is None else "group"
+        weights = _weights(self.bits, "int", strategy, self.group_size, True)
+        return _group([f"re:.*{re.escape(stored_name)}$"], weights)
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the linears of the layers are quantized, and the head if requested.
+    """How the linears of the layers are quantized, and the embedding and the head if requested.
 
     Raises: RequestError for parts that do not go together.
     """
@@ -32,13 +61,16 @@ class Recipe:
     group_size: int = 128
     symmetric: bool = True
     file_format: FileFormat = "compressed-tensors"
-    int8_head: bool = False
+    embedding: EndType = "keep"
+    head: EndType = "keep"
 
     def __post_init__(self) -> None:
         for name, known in (
             ("method", METHODS),
             ("file_format", FILE_FORMATS),
             ("group_size", GROUP_SIZES),
+            ("embedding", EMBEDDING_TYPES),
+            ("head", HEAD_TYPES),
         ):
             if getattr(self, name) not in known:
                 raise RequestError(
@@ -57,8 +89,9 @@ class Recipe:
             return f"the fp8 format cannot hold {self.method}"
         if self.file_format == "awq" and self.symmetric:
             return "the awq format is asymmetric only (--asym)"
-        if self.int8_head and self.file_format != "compressed-tensors":
-            return f"the {self.file_format} format cannot hold an int8 head"
+        if (self.embedding, self.head) != ("keep", "keep") and not holds_ends(self.file_format):
+            what = "embedding" if self.head == "keep" else "head"
+            return f"the {self.file_format} format cannot hold a quantized {what}"
         return ""
 
     @property
@@ -98,8 +131,27 @@ class Recipe:
             return Gptq(self.group_size, is_v2=not self.symmetric)
         return PackedInt4(self.group_size, self.symmetric)
 
-    def quantization_config(self, skipped: list[str]) -> dict[str, Any]:
-        """The config.json entry; `skipped`: the linears that are not quantized."""
+    def ends(self, *, is_tied: bool) -> dict[str, EndFormat]:
+        """The formats of the embedding and the head, those that are quantized, by their names as
+        linears. A tied head of the embedding's type is the embedding.
+        """
+        found = {}
+        # Plain bytes: a process maps a table of them, and reads the rows of the tokens in use.
+        int8 = EndFormat(PlainInt8(), 8)
+        if self.embedding != "keep":
+            found[TABLE] = int8
+        if self.head == "int4":
+            found[HEAD] = EndFormat(PackedInt4(_HEAD_GROUP, symmetric=True), 4, _HEAD_GROUP)
+        elif self.head == "int8" and not (is_tied and self.embedding == "int8"):
+            found[HEAD] = int8
+        return found
+
+    def quantization_config(
+        self, skipped: list[str], ends: Mapping[str, EndFormat]
+    ) -> dict[str, Any]:
+        """The config.json entry; `skipped`: the linears that are not quantized; `ends`: see there,
+        by their names in files.
+        """
         if self.file_format == "awq":
             return {
                 "quant_method": "awq",
@@ -128,15 +180,21 @@ class Recipe:
                 "ignored_layers": skipped,
                 "modules_to_not_convert": skipped,
             }
-        return self._compressed_tensors_config(skipped)
+        return self._compressed_tensors_config(skipped, ends)
 
-    def _compressed_tensors_config(self, skipped: list[str]) -> dict[str, Any]:
-        groups = {"group_0": self._linear_group()}
-        if self.int8_head:
-            groups["group_1"] = _group(["re:.*lm_head$"], _weights(8, "int", "channel", None, True))
+    def _compressed_tensors_config(
+        self, skipped: list[str], ends: Mapping[str, EndFormat]
+    ) -> dict[str, Any]:
+        layout = _LAYOUTS.get(self.method, "pack-quantized")
+        layouts = [layout, *(end.layout for end in ends.values())]
+        parts = [self._linear_group(), *(end.group(name) for name, end in ends.items())]
+        is_mixed = len(set(layouts)) > 1
+        if is_mixed:
+            parts = [{**part, "format": own} for part, own in zip(parts, layouts, strict=True)]
+        groups = {f"group_{i}": part for i, part in enumerate(parts)}
         return {
             "quant_method": "compressed-tensors",
-            "format": _LAYOUTS.get(self.method, "pack-quantized"),
+            "format": "mixed-precision" if is_mixed else layout,
             "quantization_status": "compressed",
             "config_groups": groups,
             "ignore": skipped,
@@ -155,6 +213,11 @@ class Recipe:
         # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)
+
+
+def holds_ends(file_format: FileFormat) -> bool:
+    """Whether a format can hold a quantized embedding or head."""
+    return file_format == "compressed-tensors"
 
 
 def _group(

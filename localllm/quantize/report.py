@@ -13,7 +13,7 @@ import torch
 from localllm.answer.evaluation import Evaluation
 from localllm.quantize.layer import LEAST_ROWS
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
-from localllm.quantize.source import Kept
+from localllm.quantize.source import Ends
 from localllm.user.version import __version__
 
 NUM_WORST = 5
@@ -38,7 +38,7 @@ class Outcome:
     source: str
     source_bytes: int
     result_bytes: int
-    kept: Kept
+    ends: Ends
     widest: int
     calibration: Mapping[str, Any] | None
     layer_errors: Mapping[str, float]
@@ -57,7 +57,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "recipe": asdict(outcome.recipe),
         "calibration": outcome.calibration,
         "bytes": {"source": outcome.source_bytes, "result": outcome.result_bytes},
-        "kept_bytes": outcome.kept.num_bytes,
+        "embedding_and_head": asdict(outcome.ends),
         "quality": None if outcome.quality is None else asdict(outcome.quality),
         "decode_tokens_per_s": None
         if speeds is None
@@ -181,7 +181,7 @@ def _as_markdown(outcome: Outcome) -> str:
             f"{calibration['source']} (sha256 `{calibration['sha256']}`).",
             "",
         ]
-    lines += [f"Of the result, {outcome.kept.summary}.", ""]
+    lines += [f"Of the result, {outcome.ends.summary}.", ""]
     if outcome.expert_rows:
         lines += [f"Experts: {expert_line(outcome)}.", ""]
     lines += ["Largest output errors:", "", "| linear | error |", "|---|---|"]

@@ -21,15 +21,15 @@ from localllm.errors import CheckpointError, RequestError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
-from localllm.model.architecture import EMBEDDING, HEAD, layer_name
+from localllm.model.architecture import EMBEDDING, HEAD, TABLE, layer_name
 from localllm.model.found_head import FoundHead
-from localllm.model.packed.int8 import Int8Weight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
 from localllm.model.weight_files import GGUF_NAME, fingerprint
 from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
+from localllm.quantize.ends import mean_moments, round_end
 from localllm.quantize.gguf_source import PAIRED
 from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
@@ -44,7 +44,7 @@ from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_layer
-from localllm.quantize.source import CheckedFolder, Kept, open_unquantized, result_bytes
+from localllm.quantize.source import CheckedFolder, Ends, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.text import template_files
@@ -131,6 +131,11 @@ class _Job:
         self._plans = source.architecture.layers
         self._num_layers = len(self._plans)
         self._text: CalibrationText | None = None
+        is_tied = source.architecture.tie_word_embeddings
+        self._ends = self._recipe.ends(is_tied=is_tied)
+        self._is_shared = is_tied and TABLE in self._ends and HEAD not in self._ends
+        # Of the inputs of a head in 4 bits, once the layers before it are written.
+        self._head_moments: Tensor | None = None
 
     def quantize_layers(self) -> None:
         streams = None
@@ -153,6 +158,9 @@ class _Job:
                 errors: dict[str, float] = self._work.notes(part_name(i))["errors"]
                 worst = max(errors, key=errors.__getitem__)
                 self._progress("layers", i + 1, self._num_layers, f"{worst} {errors[worst]:.2%}")
+            if streams is not None and HEAD in self._ends and not self._work.has(_REST):
+                norm, ops = reader.last_norm(self._source.architecture), streams[0].ops
+                self._head_moments = mean_moments(norm(x, ops) for x in streams[0].rows())
 
     def _calibrate_layer(
         self,
@@ -206,11 +214,14 @@ class _Job:
             for name in self._source.weights.plain:
                 if name not in in_layers:
                     tensors[name] = reader.read(name)
-        if self._recipe.int8_head:
-            head = tensors.pop(f"{HEAD}.weight", tensors[EMBEDDING])
-            scheme = Recipe(method="int8").scheme
-            int8 = Int8Weight.rounded(head.float())
-            tensors |= stored_tensors(HEAD, int8, scheme, self._stored_dtype)
+        table = tensors[EMBEDDING]
+        plain = {TABLE: table, HEAD: tensors.get(f"{HEAD}.weight", table)}
+        for name, end in self._ends.items():
+            weight = round_end(plain[name], end, self._head_moments if name == HEAD else None)
+            tensors.pop(f"{name}.weight", None)
+            tensors |= stored_tensors(name, weight, end.scheme, self._stored_dtype)
+        if self._is_shared:  # transformers wants scales for each linear, tied or not
+            tensors[f"{HEAD}.weight_scale"] = tensors[f"{TABLE}.weight_scale"].clone()
         self._work.write(_REST, named_for_files(tensors, self._source.architecture), {})
 
     def write_head(self) -> None:
@@ -275,7 +286,7 @@ class _Job:
             source=self._checkpoint.name,
             source_bytes=self._source.num_bytes,
             result_bytes=result.num_bytes,
-            kept=Kept.of(self._source, self._recipe),
+            ends=Ends.of(self._source, self._recipe),
             widest=max(shape[1] for shape in self._source.architecture.quantized().values()),
             calibration=calibration,
             layer_errors=errors,
@@ -368,13 +379,17 @@ class _Job:
         raw = dict(text_config(read_json_object(self._source.folder / "config.json")))
         architecture = self._source.architecture
         skipped = sorted(architecture.layer_linears().keys() - architecture.quantized().keys())
-        skipped += [] if self._recipe.int8_head else [HEAD]
+        ends = {**self._ends, **({HEAD: self._ends[TABLE]} if self._is_shared else {})}
+        skipped += [] if HEAD in ends else [HEAD]
         if self._source.head is not None:
             skipped += self._kept_of_head(self._source.head)
         if (raw.get("quantization_config") or {}).get("quant_method") == "gguf":
             raw.pop(PAIRED, None)
-        raw["quantization_config"] = self._recipe.quantization_config(skipped)
-        if self._recipe.int8_head:
+        stored = named_for_files({f"{name}.": end for name, end in ends.items()}, architecture)
+        raw["quantization_config"] = self._recipe.quantization_config(
+            skipped, {name.removesuffix("."): end for name, end in stored.items()}
+        )
+        if HEAD in self._ends:
             raw["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 

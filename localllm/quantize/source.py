@@ -11,15 +11,16 @@ from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.hub.download import fetch_model
-from localllm.model.architecture import EMBEDDING, HEAD, Architecture
+from localllm.model.architecture import EMBEDDING, HEAD, TABLE, Architecture
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
-from localllm.model.packed.scheme import SCALE_DTYPES
+from localllm.model.packed.fp8_schemes import Fp8
+from localllm.model.packed.scheme import SCALE_DTYPES, Scheme
 from localllm.model.tensor_info import ITEM_BYTES, TensorInfo
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.quantize.gguf_source import is_gguf_source, read_gguf_source
-from localllm.quantize.recipe import GROUP_SIZES, Recipe
+from localllm.quantize.recipe import GROUP_SIZES, FileFormat, Recipe, holds_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,11 @@ def fit_groups(name: str, recipe: Recipe) -> tuple[Recipe, str]:
 
 def _misfit(architecture: Architecture, recipe: Recipe) -> tuple[str, str] | None:
     """The first linear that cannot be written this way, and why."""
-    scheme = recipe.scheme
-    for linear, shape in architecture.quantized().items():
+    asked = [(name, recipe.scheme, shape) for name, shape in architecture.quantized().items()]
+    of_ends = architecture.vocab_size, architecture.hidden_size
+    ends = recipe.ends(is_tied=architecture.tie_word_embeddings)
+    asked += [(name, end.scheme, of_ends) for name, end in ends.items()]
+    for linear, scheme, shape in asked:
         try:
             scheme.stored(*shape)
         except ValueError as error:
@@ -112,7 +116,7 @@ def _misfit(architecture: Architecture, recipe: Recipe) -> tuple[str, str] | Non
 
 def _fitting_flags(architecture: Architecture, recipe: Recipe) -> str:
     """The flags of the nearest recipe that fits every linear."""
-    candidates: list[tuple[str, Recipe]] = []
+    candidates: list[tuple[str, Recipe]] = [("--head keep", replace(recipe, head="keep"))]
     if recipe.is_int4:
         candidates += [
             (f"--group-size {size}", replace(recipe, group_size=size))
@@ -135,54 +139,54 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
     total = 0
     for name, info in source.weights.plain.items():
         if name in linears:
-            total += _stored_bytes(source, recipe, linears[name])
-        elif name != f"{HEAD}.weight" or not recipe.int8_head:
+            total += _stored_bytes(source, recipe.scheme, linears[name])
+        elif name not in (EMBEDDING, f"{HEAD}.weight"):
             total += written_bytes(info)
-    if recipe.int8_head:
-        architecture = source.architecture
-        shape = architecture.vocab_size, architecture.hidden_size
-        total += _stored_bytes(source, Recipe("int8"), shape)
-    return total
+    return total + Ends.of(source, recipe).num_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The embedding and the head, as far as they are written as they are."""
+class Ends:
+    """The embedding and the head as they are written: the bytes of both, and what they are in;
+    `head` is None where it is the embedding.
+    """
 
     num_bytes: int
-    dtype: str
-    is_tied: bool
-    has_int8_head: bool
+    embedding: str
+    head: str | None
+    file_format: FileFormat
 
     @classmethod
-    def of(cls, source: CheckedFolder, recipe: Recipe) -> "Kept":
-        """What a recipe leaves as it is."""
-        names = (EMBEDDING,) if recipe.int8_head else (EMBEDDING, f"{HEAD}.weight")
-        found = (source.weights.plain.get(name) for name in names)
+    def of(cls, source: CheckedFolder, recipe: Recipe) -> "Ends":
+        """Those that a recipe gives."""
         architecture = source.architecture
-        return cls(
-            sum(written_bytes(info) for info in found if info is not None),
-            architecture.dtype,
-            architecture.tie_word_embeddings,
-            recipe.int8_head,
-        )
+        shape = architecture.vocab_size, architecture.hidden_size
+        formats = recipe.ends(is_tied=architecture.tie_word_embeddings)
+        kinds, num_bytes = {}, 0
+        for name in (TABLE, HEAD):
+            if name in formats:
+                kinds[name] = f"int{formats[name].bits}"
+                num_bytes += _stored_bytes(source, formats[name].scheme, shape)
+            elif (info := source.weights.plain.get(f"{name}.weight")) is not None:
+                kinds[name] = architecture.dtype
+                num_bytes += written_bytes(info)
+        if architecture.tie_word_embeddings and TABLE in formats and HEAD not in formats:
+            num_bytes += _scale_bytes(source) * architecture.vocab_size  # again, for the head
+        return cls(num_bytes, kinds[TABLE], kinds.get(HEAD), recipe.file_format)
 
     @property
     def summary(self) -> str:
-        """What stays, why, and what would make it smaller."""
-        size = f"{self.num_bytes / 1e6:,.1f} MB"
-        why = "these formats hold no quantized embedding"
-        if self.has_int8_head:
-            return f"{size} are the embedding in {self.dtype}: {why}"
-        if self.is_tied:
-            return (
-                f"{size} are the embedding in {self.dtype}, which is also the head: {why}; "
-                "--head int8 adds a head of half that size, which is faster"
-            )
-        return (
-            f"{size} are the embedding and the head in {self.dtype}: {why}, and the head costs "
-            "most in quality; --head int8 halves the head"
-        )
+        """How large they are, in what, and why they are no smaller if a format is the reason."""
+        size = f"{self.num_bytes / 1e6:,.1f} MB are the embedding"
+        if self.head is None:
+            text = f"{size} in {self.embedding}, which is also the head"
+        elif self.head == self.embedding:
+            text = f"{size} and the head in {self.embedding}"
+        else:
+            text = f"{size} in {self.embedding} and the head in {self.head}"
+        if holds_ends(self.file_format):
+            return text
+        return f"{text}: the {self.file_format} format holds them no smaller"
 
 
 def written_bytes(info: TensorInfo) -> int:
@@ -190,11 +194,15 @@ def written_bytes(info: TensorInfo) -> int:
     return info.num_bytes if info.dtype in ITEM_BYTES else 2 * prod(info.shape)
 
 
-def _stored_bytes(source: CheckedFolder, recipe: Recipe, shape: tuple[int, int]) -> int:
+def _scale_bytes(source: CheckedFolder) -> int:
+    return 4 if source.architecture.dtype == "float32" else 2
+
+
+def _stored_bytes(source: CheckedFolder, scheme: Scheme, shape: tuple[int, int]) -> int:
     """Bytes of one linear as it is written."""
     total = 0
-    scale_bytes = 4 if recipe.method == "fp8" or source.architecture.dtype == "float32" else 2
-    for suffix, stored in recipe.scheme.stored(*shape).items():
+    scale_bytes = 4 if isinstance(scheme, Fp8) else _scale_bytes(source)
+    for suffix, stored in scheme.stored(*shape).items():
         if stored.is_optional and suffix != "g_idx":
             continue
         is_scale = stored.dtypes == SCALE_DTYPES

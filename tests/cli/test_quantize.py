@@ -18,6 +18,7 @@ from localllm.errors import ExitCode
 from localllm.quantize.estimate import StageSeconds
 
 Run = Callable[..., Any]
+KEPT_ENDS = ("--embedding", "keep")
 SMALL = ("--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32")
 
 
@@ -40,7 +41,7 @@ def test_it_writes_its_own_calibration_and_prints_a_table(
     assert f"localllm chat {out}" in outcome.out
     assert "layers 3/3" in outcome.err
     assert " left\n" in outcome.err
-    assert "are the embedding and the head in float32: these formats" in outcome.out
+    assert "MB are the embedding and the head in int8\n" in outcome.out
     report = json.loads((out / "localllm_quant.json").read_text())
     assert report["calibration"]["source"] == "written by the model, seed 0"
     assert report["calibration"]["windows"] == 8
@@ -104,7 +105,7 @@ def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> 
 
 
 def test_a_dry_run_counts_what_was_asked_for(localllm: Run, source: Path, tmp_path: Path) -> None:
-    """The head in int8 and no measurement; beside it, what stays in 16 bits and why."""
+    """The embedding and the head in fewer bits, as they are by default, and no measurement."""
 
     def planned(*flags: str) -> Any:
         arguments = ("quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run", "--json")
@@ -112,13 +113,18 @@ def test_a_dry_run_counts_what_was_asked_for(localllm: Run, source: Path, tmp_pa
         assert outcome.code == 0, outcome.err
         return json.loads(outcome.out)
 
-    plain, small_head = planned("--method", "rtn"), planned("--method", "rtn", "--head", "int8")
-    head = json.loads((source / "config.json").read_text())["vocab_size"] * 64
-    assert plain["kept"]["num_bytes"] - small_head["kept"]["num_bytes"] == 4 * head
-    assert plain["result_bytes"] - small_head["result_bytes"] > 2 * head
+    small, kept, least = (
+        planned("--method", "rtn", *flags) for flags in ((), KEPT_ENDS, ("--head", "int4"))
+    )
+    values = json.loads((source / "config.json").read_text())["vocab_size"] * 64
+    sizes = [each["ends"]["num_bytes"] for each in (small, kept, least)]
+    assert sizes[1] == 2 * 4 * values
+    assert 2 * values < sizes[0] < 2.2 * values  # bytes, and a scale for each row
+    assert 1.5 * values < sizes[2] < 1.9 * values
+    assert kept["result_bytes"] - small["result_bytes"] == sizes[1] - sizes[0]
     # No text is written and nothing is loaded twice.
     unmeasured = planned("--method", "rtn", "--no-verify")["seconds"]
-    assert unmeasured < 2 < 10 < plain["seconds"]
+    assert unmeasured < 2 < 10 < small["seconds"]
 
 
 def test_without_a_group_size_the_largest_that_fits_is_taken(
@@ -174,7 +180,9 @@ def test_without_a_folder_it_goes_to_the_cache(
     ("flags", "word"),
     [
         (("--bits", "8"), "4 bits"),
-        (("--head", "int4"), "keep or int8"),
+        (("--head", "int2"), "keep, int8 or int4"),
+        (("--embedding", "int4"), "keep or int8"),
+        (("--format", "gptq", "--head", "int4"), "cannot hold a quantized head"),
         (("--method", "hqq"), "method must be one of"),
         (("--format", "awq", "--sym"), "asymmetric"),
         (("--no-verify", "--max-kl", "1"), "need the measurement"),

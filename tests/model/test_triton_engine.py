@@ -59,7 +59,7 @@ def generate(
         pytest.param("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
         pytest.param(
-            "Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None, marks=pytest.mark.slow
+            "Qwen3ForCausalLM", None, Recipe("int8", head="int8"), None, marks=pytest.mark.slow
         ),
         pytest.param("Gemma4ForCausalLM", 12, None, None, marks=pytest.mark.slow),
         pytest.param("Gemma2ForCausalLM", 12, None, torch.int8, marks=pytest.mark.slow),
@@ -124,7 +124,7 @@ def test_what_is_deterministic_has_the_same_bits_in_any_batch_and_chunks(
 
 
 @pytest.mark.parametrize("num_tokens", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("recipe", [None, INT4, Recipe("int8", int8_head=True)])
+@pytest.mark.parametrize("recipe", [None, INT4, Recipe("int8", embedding="int8", head="int8")])
 def test_rows_are_in_the_precision_of_the_model(recipe: Recipe | None, num_tokens: int) -> None:
     model = load_tiny_model("Qwen2ForCausalLM", None, torch.float16, recipe, backend="triton")
     assert model.norm.weight.dtype == torch.float16

@@ -30,6 +30,7 @@ from localllm.quantize.recipe import Recipe
 from localllm.schedule.sampling_params import SamplingParams
 
 INT4 = Recipe("rtn", group_size=32, symmetric=False)
+INT8 = Recipe("int8", embedding="int8", head="int8")
 MODELS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("Qwen3ForCausalLM",),
     "mistral with a window of 20": ("MistralForCausalLM", 20),
@@ -76,7 +77,7 @@ KV_DTYPES = {
 BFLOAT16_MODELS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("Qwen3ForCausalLM", None, torch.bfloat16),
     "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, INT4),
-    "qwen3 in 8 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, Recipe("int8", int8_head=True)),
+    "qwen3 in 8 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, INT8),
 }
 Request = tuple[list[int], SamplingParams]
 

@@ -24,19 +24,27 @@ TEXT = "".join(f"The {i}th sentence says that {i * i} is the square of {i}. " fo
 
 
 @pytest.mark.parametrize(
-    ("recipe", "tolerance"),
+    ("recipe", "is_tied", "tolerance"),
     [
-        (Recipe("awq+gptq", 32, True), 0.02),
-        (Recipe("int8"), 0.02),
-        (Recipe("mxfp4"), 0.02),
+        (Recipe("awq+gptq", 32, True), False, 0.02),
+        (Recipe("int8"), False, 0.02),
+        (Recipe("mxfp4"), False, 0.02),
         # transformers rounds the activations to fp8 as well.
-        (Recipe("fp8"), 0.1),
+        (Recipe("fp8"), False, 0.1),
+        (Recipe("rtn", 32, embedding="int8", head="int8"), False, 0.02),
+        (Recipe("rtn", 32, embedding="int8", head="int8"), True, 0.02),
+        (Recipe("int8", embedding="int8", head="int4"), True, 0.02),
     ],
-    ids=lambda x: getattr(x, "method", ""),
 )
-def test_transformers_loads_it(tmp_path: Path, recipe: Recipe, tolerance: float) -> None:
+def test_transformers_loads_it(
+    tmp_path: Path, recipe: Recipe, is_tied: bool, tolerance: float
+) -> None:
     config = tiny_config(
-        "Qwen3ForCausalLM", hidden_size=64, intermediate_size=96, torch_dtype="bfloat16"
+        "Qwen3ForCausalLM",
+        hidden_size=64,
+        intermediate_size=96,
+        torch_dtype="bfloat16",
+        tie_word_embeddings=is_tied,
     )
     source = write_checkpoint(tmp_path / "source", config)
     out = tmp_path / "out"

@@ -20,13 +20,14 @@ from localllm.engine.loaded_decoder import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError
 from localllm.model.families.table import read_architecture
+from localllm.model.packed.int4_schemes import PackedInt4
 from localllm.model.rope import RopeTables
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.layer import LayerQuantizer, TensorParts
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, finer_flags, large_loss
 from localllm.quantize.run import QuantizeRequest, quantize_model
-from localllm.quantize.source import Kept, open_unquantized, result_bytes
+from localllm.quantize.source import Ends, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels import TORCH_OPS
 
@@ -94,11 +95,13 @@ RECIPES = [
     Recipe("fp8"),
     Recipe("mxfp4"),
     Recipe("fp8", file_format="fp8"),
-    Recipe("rtn", 32, int8_head=True),
+    Recipe("rtn", 32, head="int8"),
+    Recipe("gptq", 32, embedding="int8", head="int4"),
+    Recipe("fp8", embedding="int8", head="int8"),
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.method}-{r.file_format}")
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.method}-{r.file_format}-{r.head}")
 def test_every_method_and_format_gives_a_model_like_its_source(
     source: Path, tmp_path: Path, recipe: Recipe
 ) -> None:
@@ -125,6 +128,47 @@ def test_every_method_and_format_gives_a_model_like_its_source(
     assert report["recipe"]["method"] == recipe.method
     assert len(report["layer_errors"]) == 21
     assert outcome.result_bytes == (out / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(("head", "is_tied"), [("int8", True), ("int4", False)])
+def test_a_tied_head_of_the_embedding_s_type_is_stored_once(
+    tmp_path: Path, head: Any, is_tied: bool
+) -> None:
+    source = make_source(tmp_path / "source", tie_word_embeddings=True)
+    out, recipe = tmp_path / "out", Recipe("int8", embedding="int8", head=head)
+    quantize_model(request(source, out, recipe), ignore)
+    stored = load_file(out / "model.safetensors")
+    assert stored["model.embed_tokens.weight"].dtype == torch.int8
+    assert ("lm_head.weight_packed" in stored) != is_tied
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] == is_tied
+    _, checked = open_unquantized(str(source), recipe)
+    assert sum(tensor.nbytes for tensor in stored.values()) == result_bytes(checked, recipe)
+    expected, found = logits(source), logits(out)
+    assert 0 < (found - expected).norm() < (0.04 if is_tied else 0.1) * expected.norm()
+
+
+def test_a_head_in_4_bits_loses_less_for_the_inputs_it_has(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source")
+    expected, errors = logits(source), {}
+    for method in ("rtn", "gptq"):
+        out = tmp_path / method
+        quantize_model(request(source, out, Recipe(method, 32, head="int4")), ignore)
+        # The head alone: with the layers of the source.
+        head = {
+            name: tensor
+            for name, tensor in load_file(out / "model.safetensors").items()
+            if name.startswith("lm_head")
+        }
+        weight = PackedInt4(32, symmetric=True).read(
+            {name.removeprefix("lm_head."): tensor for name, tensor in head.items()}
+        )
+        mixed = tmp_path / f"{method}-head"
+        shutil.copytree(source, mixed)
+        tensors = load_file(mixed / "model.safetensors")
+        tensors["lm_head.weight"] = weight.dequantize(torch.bfloat16)
+        save_file(tensors, mixed / "model.safetensors", metadata={"format": "pt"})
+        errors[method] = float((logits(mixed) - expected).norm())
+    assert errors["gptq"] < 0.9 * errors["rtn"]
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
@@ -350,7 +394,7 @@ def test_the_proof_measures_both(source: Path, tmp_path: Path) -> None:
         {"file_format": "awq", "symmetric": True},
         {"file_format": "gptq", "method": "int8"},
         {"file_format": "fp8", "method": "awq"},
-        {"file_format": "awq", "int8_head": True},
+        {"file_format": "awq", "symmetric": False, "head": "int8"},
     ],
 )
 def test_parts_that_do_not_go_together(fields: dict[str, Any]) -> None:
@@ -397,7 +441,7 @@ def outcome_with(
         source="source",
         source_bytes=4,
         result_bytes=1,
-        kept=Kept(0, "bfloat16", is_tied=True, has_int8_head=False),
+        ends=Ends(0, "bfloat16", None, "compressed-tensors"),
         widest=576,
         calibration=calibration,
         layer_errors={},

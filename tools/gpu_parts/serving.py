@@ -238,6 +238,6 @@ def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
     described = {
         **raw,
         "architectures": [architecture.name],
-        "quantization_config": recipe.quantization_config([HEAD]),
+        "quantization_config": recipe.quantization_config([HEAD], {}),
     }
     (folder / "config.json").write_text(json.dumps(described))

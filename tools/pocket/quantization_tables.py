@@ -1,6 +1,6 @@
 """Quantize pocket in every way and write what each costs as markdown tables.
 
-    python tools/pocket/quantization_tables.py --books BOOKS [--samples 32] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS [--samples 48] > tables.md
     python tools/pocket/quantization_tables.py --books BOOKS --experts FOLDER > experts.md
 
 The second command quantizes the model that `experts.py` makes, once by every method.
@@ -14,7 +14,6 @@ import argparse
 import itertools
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +21,8 @@ import torch
 
 from corpus import HELD_OUT_BOOKS, read_books
 from localllm.answer.evaluation import Comparison, evaluate
-from localllm.answer.opening import open_model
 from localllm.engine.config import EngineConfig
-from localllm.quantize.calibrate import CalibrationRequest, WindowCounts, write_text
+from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 
@@ -80,27 +78,12 @@ def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> 
     sys.stdout.flush()
 
 
-def calibrations(
-    books: dict[str, list[str]], samples: int, model: str
-) -> Iterator[tuple[str, CalibrationRequest]]:
-    """The sources of calibration text; the model writes its text once for all rows."""
-    loaded = open_model(model, EngineConfig(max_model_len=512, max_num_seqs=64))
-    written = write_text(loaded, WindowCounts(4 * samples + 8, 1, 512), seed=0).windows
-    yield (
-        "written by the model",
-        CalibrationRequest(
-            text="".join(loaded.tokenizer.decode(window) for window in written.tolist()),
-            text_name="written by the model",
-            num_windows=samples,
-        ),
-    )
+def of_books(books: dict[str, list[str]], samples: int) -> CalibrationRequest:
+    """Calibration on the books that the model was trained on."""
     texts = [
         text for name, passages in books.items() if name not in HELD_OUT_BOOKS for text in passages
     ]
-    yield (
-        "books it was trained on",
-        CalibrationRequest(text="\n\n".join(texts), text_name="books", num_windows=samples),
-    )
+    return CalibrationRequest(text="\n\n".join(texts), text_name="books", num_windows=samples)
 
 
 def every_method(bench: Bench) -> None:
@@ -119,16 +102,16 @@ def main() -> None:
     """Quantize, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--books", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=CalibrationRequest().num_windows)
     parser.add_argument("--experts", type=Path)
     args = parser.parse_args()
     books = read_books(args.books)
     text = "\n\n".join("\n\n".join(books[name])[:CHARS_OF_EACH] for name in HELD_OUT_BOOKS)
     model = "pocket" if args.experts is None else str(args.experts)
-    sources = dict(calibrations(books, args.samples, model))
-    own = Bench(text, sources["written by the model"])
+    written = CalibrationRequest(num_windows=args.samples)
+    own = Bench(text, written, model)
     if args.experts is not None:
-        every_method(replace(own, model=model))
+        every_method(own)
         return
     table("Methods, groups and grids", ("method", "group", "grid"))
     nearest = {}
@@ -142,9 +125,14 @@ def main() -> None:
     table("Eight bits, against rtn with symmetric groups of 128", ("method",))
     for recipe in (Recipe("int8"), Recipe("fp8"), Recipe("fp8", file_format="fp8")):
         row((recipe.summary,), own.measure(recipe), nearest[128, True])
+    table("The embedding and the head, gptq", ("embedding", "head"))
+    for ends in ({}, {"embedding": "int8", "head": "int8"}, {"embedding": "int8", "head": "int4"}):
+        recipe = Recipe("gptq", **ends)
+        row((recipe.embedding, recipe.head), own.measure(recipe), nearest[128, True])
     table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
-    for method, (name, request) in itertools.product(("awq", "gptq", "awq+gptq"), sources.items()):
-        for samples in (args.samples, 4 * args.samples):
+    sources = {"the model": written, "books": of_books(books, args.samples)}
+    for method, (name, request) in itertools.product(("awq", "gptq"), sources.items()):
+        for samples in (args.samples // 3, args.samples, 128):
             bench = Bench(text, replace(request, num_windows=samples))
             found = bench.measure(Recipe(method, 128, True))
             row((method, name, str(samples)), found, nearest[128, True])

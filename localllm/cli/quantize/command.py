@@ -110,7 +110,7 @@ def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
         f"weights after  {size(plan.result_bytes):>9}  ({share:.0%} of that)",
         f"time, about    {duration(plan.seconds):>9}  on this {device}",
         f"folder         {request.out}",
-        plan.kept.summary,
+        plan.ends.summary,
     ]
     write_stdout("\n".join(lines) + "\n")
 
@@ -128,7 +128,7 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     lines += [
         f"largest output errors: {worst}",
         *([expert_line(outcome)] if outcome.expert_rows else []),
-        outcome.kept.summary,
+        outcome.ends.summary,
         f"{outcome.seconds:.0f} s, peak {outcome.peak_bytes / 1e9:.2f} GB",
         "",
         f"localllm chat {shlex.quote(str(outcome.out))}",

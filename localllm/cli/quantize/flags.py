@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # As in `recipe`, whose module imports torch.
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4")
-HEADS = ("keep", "int8")
+EMBEDDINGS = ("keep", "int8")
+HEADS = (*EMBEDDINGS, "int4")
 FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 
@@ -38,33 +39,48 @@ class RecipeFlags(Flags):
         help="Format of the written checkpoint.",
         choices=FILE_FORMATS,
     )
-    head: str = setting(
-        "keep", help="Keep the output head as it is, or make it int8.", choices=HEADS
+    embedding: str | None = setting(
+        help="Keep the embedding, or make it int8; int8 by default where the format holds it.",
+        choices=EMBEDDINGS,
+    )
+    head: str | None = setting(
+        help="Keep the output head, or make it int8 or int4; by default as the embedding.",
+        choices=HEADS,
     )
 
     def check(self) -> None:
-        """Raises: RequestError for bits that the method does not produce, or an unknown head."""
+        """Raises: RequestError for bits that the method does not produce, or an unknown type of the
+        embedding or the head.
+        """
         wanted_bits = 8 if self.method in ("int8", "fp8") else 4
         if self.bits not in (None, wanted_bits):
             raise RequestError(
                 f"{self.method} produces {wanted_bits} bits, not {self.bits}", param="bits"
             )
-        parse_choice("head", self.head, HEADS)
+        for name, value, known in (
+            ("embedding", self.embedding, EMBEDDINGS),
+            ("head", self.head, HEADS),
+        ):
+            if value is not None:
+                parse_choice(name, value, known)
 
     def recipe(self, model: str) -> "Recipe":
         """The Recipe that the flags specify for a model, with a note about smaller groups than
         usual. Raises: RequestError.
         """
-        from localllm.quantize.recipe import GROUP_SIZES, Recipe
+        from localllm.quantize.recipe import GROUP_SIZES, Recipe, holds_ends
         from localllm.quantize.source import fit_groups
 
         is_symmetric = self.file_format != "awq" if self.symmetric is None else self.symmetric
+        small = "int8" if holds_ends(cast(Any, self.file_format)) else "keep"
+        embedding = small if self.embedding is None else self.embedding
         recipe = Recipe(
             method=cast(Any, self.method),
             group_size=GROUP_SIZES[-1] if self.group_size is None else self.group_size,
             symmetric=is_symmetric,
             file_format=cast(Any, self.file_format),
-            int8_head=self.head == "int8",
+            embedding=cast(Any, embedding),
+            head=cast(Any, embedding if self.head is None else self.head),
         )
         if self.group_size is not None:
             return recipe

@@ -54,7 +54,11 @@ class PackedWeight(ABC):
 
     @abstractmethod
     def take_rows(self, order: Tensor) -> Self:
-        """The weight with its rows in another order; `order`: int64 [out]."""
+        """The weight with these rows; `order`: int64 [out]."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Some of the rows, float32 [..., in]; `ids`: int64 [...]."""
+        return self.take_rows(ids.flatten()).dequantize(torch.float32).view(*ids.shape, -1)
 
     @abstractmethod
     def coded(self) -> CodedWeight | BlocksWeight:
