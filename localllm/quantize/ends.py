@@ -2,37 +2,43 @@
 are in work at a time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.int8 import Int8Weight
-from localllm.model.packed.weight import PackedWeight
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.inverse import DampedInverse
-from localllm.quantize.recipe import EndFormat
 
 _ROWS = 8192
 
 
-def round_end(weight: Tensor, end: EndFormat, hessian: Tensor | None) -> PackedWeight:
-    """`weight`, [vocab_size, hidden] in any float dtype, in a format; `hessian`: the second moments
-    of a head's inputs, float32 [hidden, hidden], by which GPTQ rounds to 4 bits. Without them, and
-    to 8 bits, each value is rounded to the nearest.
+def round_to_int8(weight: Tensor) -> Int8Weight:
+    """`weight`, [vocab_size, hidden] in any float dtype, rounded to the nearest."""
+    return Int8Weight.stack(
+        [Int8Weight.rounded(rows.float()) for rows in torch.split(weight, _ROWS)]
+    )
+
+
+def round_to_int4(
+    weight: Tensor, group_size: int, hessian: Tensor | None, progress: Callable[[int], None]
+) -> Int4Weight:
+    """`weight`, [vocab_size, hidden] in any float dtype, in symmetric groups: by GPTQ with
+    `hessian`, the second moments of its inputs, float32 [hidden, hidden], or to the nearest.
+    `progress`: told how many rows are done.
     """
     inverse = None if hessian is None else DampedInverse.of(hessian.clone())
-    parts: list[PackedWeight] = []
-    for rows in torch.split(weight, _ROWS):
-        rows = rows.float() if hessian is None else rows.to(hessian)
-        if end.group_size is None:
-            parts.append(Int8Weight.rounded(rows))
-            continue
-        grid = fit_grid(rows, end.group_size, symmetric=True, hessian=hessian)
+    parts: list[Int4Weight] = []
+    for stored in torch.split(weight, _ROWS):
+        rows = stored.float() if hessian is None else stored.to(hessian)
+        grid = fit_grid(rows, group_size, symmetric=True, hessian=hessian)
         codes = grid.round(rows) if inverse is None else round_columns(rows, inverse, grid)
         parts.append(grid.weight(codes))
-    return type(parts[0]).stack(parts)
+        progress(sum(len(part.codes) for part in parts))
+    return Int4Weight.stack(parts)
 
 
 def mean_moments(inputs: Iterable[Tensor]) -> Tensor:

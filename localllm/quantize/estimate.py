@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -52,17 +52,18 @@ class StageSeconds:
 
     text: float
     layers: float
+    head: float
     measuring: float
 
     @property
     def total(self) -> float:
         """All stages."""
-        return self.text + self.layers + self.measuring
+        return sum(self.named().values())
 
-    def of(self, stage: str) -> float:
-        """Seconds of a stage by its name; of an unknown one, 0."""
-        named = {"calibration text": self.text, "layers": self.layers, "measuring": self.measuring}
-        return named.get(stage, 0.0)
+    def named(self) -> dict[str, float]:
+        """Seconds by the name of the stage."""
+        names = ("calibration text", "layers", "head", "measuring")
+        return dict(zip(names, astuple(self), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,13 @@ def stage_seconds(
     if calibrates:
         passed = _passing_operations(architecture, recipe, num_tokens) / rates.rounded
         layers = (layers + passed) / _LAYER_SHARE + _ROUNDED_S * _num_weights(architecture)
-    weights = _num_weights(architecture) + architecture.vocab_size * architecture.hidden_size
-    text = measuring = 0.0
+    num_ends = architecture.vocab_size * architecture.hidden_size
+    weights = _num_weights(architecture) + num_ends
+    head = text = measuring = 0.0
+    if recipe.head == "int4":
+        # The errors of grids, and GPTQ; as a layer's linear without its moments.
+        width = 8 if "gptq" in recipe.method else 4
+        head = width * num_ends * architecture.hidden_size / rates.exact + _ROUNDED_S * num_ends
     if (calibrates or verify) and asked.is_written:
         each = 2.0 * weights / (_WRITING_SHARE * rates.rounded) + _WRITTEN_TOKEN_S
         text = _LOAD_S + counts.total * counts.length * each
@@ -125,7 +131,7 @@ def stage_seconds(
         decoded = 2 * LEAST_ROUNDS * SPEED_TOKENS * 2 * weights / _DECODE_BYTES_PER_S
         measuring = compared + 2 * _LAYER_S * architecture.num_layers
         measuring += 2 * _LOAD_S + max(SPEED_S, decoded)
-    return StageSeconds(text, layers, measuring)
+    return StageSeconds(text, layers, head, measuring)
 
 
 def _num_weights(architecture: Architecture) -> int:

@@ -23,13 +23,14 @@ from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, TABLE, layer_name
 from localllm.model.found_head import FoundHead
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
 from localllm.model.weight_files import GGUF_NAME, fingerprint
 from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
-from localllm.quantize.ends import mean_moments, round_end
+from localllm.quantize.ends import mean_moments, round_to_int4, round_to_int8
 from localllm.quantize.gguf_source import PAIRED
 from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
@@ -41,7 +42,7 @@ from localllm.quantize.layer_files import (
     write_layer,
 )
 from localllm.quantize.proof import compare, compare_speeds
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.recipe import EndFormat, Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_layer
 from localllm.quantize.source import CheckedFolder, Ends, open_unquantized, result_bytes
@@ -217,12 +218,22 @@ class _Job:
         table = tensors[EMBEDDING]
         plain = {TABLE: table, HEAD: tensors.get(f"{HEAD}.weight", table)}
         for name, end in self._ends.items():
-            weight = round_end(plain[name], end, self._head_moments if name == HEAD else None)
+            weight = self._round_end(plain[name], end)
             tensors.pop(f"{name}.weight", None)
             tensors |= stored_tensors(name, weight, end.scheme, self._stored_dtype)
         if self._is_shared:  # transformers wants scales for each linear, tied or not
             tensors[f"{HEAD}.weight_scale"] = tensors[f"{TABLE}.weight_scale"].clone()
         self._work.write(_REST, named_for_files(tensors, self._source.architecture), {})
+
+    def _round_end(self, weight: Tensor, end: EndFormat) -> PackedWeight:
+        if end.group_size is None:
+            return round_to_int8(weight)
+        return round_to_int4(
+            weight,
+            end.group_size,
+            self._head_moments,
+            lambda done: self._progress("head", done, len(weight), ""),
+        )
 
     def write_head(self) -> None:
         """Write the head that drafts, if there is one. Its layer is rounded without regard to its

@@ -143,9 +143,18 @@ def test_without_a_group_size_the_largest_that_fits_is_taken(
     assert "try: --group-size 32" in asked.err
 
 
+def test_a_head_in_4_bits_has_a_stage_of_its_own(
+    localllm: Run, source: Path, tmp_path: Path
+) -> None:
+    flags = (*SMALL, "--head", "int4", "--no-verify")
+    outcome = localllm("quantize", str(source), str(tmp_path / "out"), *flags)
+    assert outcome.code == 0, outcome.err
+    assert "\nhead 288/288, about" in outcome.err
+
+
 def test_the_time_left_follows_the_steps_that_were_done() -> None:
     now = [0.0]
-    clock = Clock(StageSeconds(text=0.0, layers=10.0, measuring=20.0), lambda: now[0])
+    clock = Clock(StageSeconds(text=0.0, layers=10.0, head=0.0, measuring=20.0), lambda: now[0])
     clock.note("layers", 0, 5)
     assert clock.left_s() == 30
     now[0] = 7.0

@@ -73,9 +73,7 @@ class Clock:
 
     def __init__(self, expected: "StageSeconds", now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._left_s = {
-            stage: expected.of(stage) for stage in ("calibration text", "layers", "measuring")
-        }
+        self._left_s = expected.named()
         self._first: dict[str, tuple[float, int]] = {}
         self._noted_s = now()
 
