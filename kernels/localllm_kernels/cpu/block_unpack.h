@@ -148,6 +148,8 @@ INLINE u8x4v look_up(u8x4v codes, const uint8_t *table) {
 #elif defined(__AVX2__) && LANES == 8
   const __m128i values = _mm_loadu_si128((const __m128i *)table);
   return (u8x4v)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)codes);
+#elif defined(__aarch64__)
+  return (u8x4v)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)codes);
 #else
   for (int i = 0; i < 4 * LANES; i++) codes[i] = table[codes[i]];
   return codes;

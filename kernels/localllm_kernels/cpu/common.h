@@ -13,6 +13,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -92,6 +94,8 @@ INLINE f32v load_f16(const uint16_t *p) {
   return (f32v)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__)
   return (f32v)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+  return (f32v)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
   u16v half;
   memcpy(&half, p, sizeof half);
@@ -108,6 +112,8 @@ INLINE u16v round_f16(f32v x) {
   return (u16v)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__F16C__)
   return (u16v)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  return (u16v)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x));
 #else
   const u32v bits = (u32v)x, sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
   const u32v normal = (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
@@ -136,6 +142,8 @@ INLINE f32v fmav(f32v a, f32v b, f32v c) {
   return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -151,6 +159,8 @@ INLINE f32v kept(f32v v) {
   __asm__("" : "+v"(v));
 #elif defined(__AVX__)
   __asm__("" : "+x"(v));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(v));
 #endif
   return v;
 }
@@ -180,11 +190,7 @@ INLINE float sum_lanes(f32v v) {
   v += (f32v)_mm256_permute_ps((__m256)v, 0xb1);
   return v[0];
 #else
-  float x[LANES];
-  memcpy(x, &v, sizeof x);
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] += x[i + width];
-  return x[0];
+  return (v[0] + v[2]) + (v[1] + v[3]);
 #endif
 }
 /* Of as many vectors as there are lanes, what JOIN(a, b) makes of the lanes of each, in the order of
@@ -230,13 +236,9 @@ INLINE float sum_lanes(f32v v) {
 #else
 #define LANES_OF_EACH(name, JOIN)                                                                  \
   INLINE void name(const f32v *v, float *found) {                                                  \
-    for (int i = 0; i < LANES; i++) {                                                              \
-      float x[LANES];                                                                              \
-      memcpy(x, v + i, sizeof x);                                                                  \
-      for (int width = LANES / 2; width > 0; width /= 2)                                           \
-        for (int j = 0; j < width; j++) x[j] = JOIN(splat(x[j]), splat(x[j + width]))[0];          \
-      found[i] = x[0];                                                                             \
-    }                                                                                              \
+    const f32v a = JOIN(PICK(v[0], v[1], 0, 1, 4, 5), PICK(v[0], v[1], 2, 3, 6, 7));               \
+    const f32v b = JOIN(PICK(v[2], v[3], 0, 1, 4, 5), PICK(v[2], v[3], 2, 3, 6, 7));               \
+    store(found, JOIN(PICK(a, b, 0, 2, 4, 6), PICK(a, b, 1, 3, 5, 7)));                            \
   }
 #endif
 INLINE f32v addv(f32v a, f32v b) { return a + b; }
@@ -253,11 +255,8 @@ INLINE float max_lanes(f32v v) {
   v = maxv(v, (f32v)_mm256_permute_ps((__m256)v, 0x4e));
   return maxv(v, (f32v)_mm256_permute_ps((__m256)v, 0xb1))[0];
 #else
-  float x[LANES];
-  memcpy(x, &v, sizeof x);
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
-  return x[0];
+  v = maxv(v, PICK(v, v, 2, 3, 0, 1));
+  return maxv(v, PICK(v, v, 1, 0, 3, 2))[0];
 #endif
 }
 

@@ -4,8 +4,11 @@
 
 #include "common.h"
 
-/* Whether codes of 8 bits are multiplied as signed ones, and not 128 above these. */
-#if defined(__AVX2__) && LANES == 8
+/* Whether codes of 8 bits are multiplied as signed ones, and not 128 above these: where no instruction
+ * multiplies bytes without a sign by signed ones. */
+#if LANES == 8 && defined(__AVX2__) && !defined(__AVXVNNI__)
+#define IS_SIGNED8 1
+#elif defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 #define IS_SIGNED8 1
 #else
 #define IS_SIGNED8 0
@@ -28,6 +31,9 @@ INLINE i32v dot4(i32v acc, u8x4v w, int32_t x, int bits) {
   }
   const i32v sum = (i32v)_mm512_madd_epi16(_mm512_maddubs_epi16(whole, values), ones);
   return acc + (bits == 8 ? sum << 1 : sum);
+#elif defined(__AVXVNNI__) && LANES == 8
+  (void)bits;
+  return (i32v)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, _mm256_set1_epi32(x));
 #elif defined(__AVX2__) && LANES == 8
   const __m256i values = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1), codes = (__m256i)w;
   /* Of 8 bits, a pair of products only fits in 16 bits if both factors are signed. */
@@ -35,6 +41,19 @@ INLINE i32v dot4(i32v acc, u8x4v w, int32_t x, int bits) {
                                   : _mm256_maddubs_epi16(_mm256_abs_epi8(codes),
                                                          _mm256_sign_epi8(values, codes));
   return acc + (i32v)_mm256_madd_epi16(pairs, ones);
+#elif defined(__aarch64__)
+  (void)bits;
+  const int8x16_t values = vreinterpretq_s8_s32(vdupq_n_s32(x));
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  return (i32v)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, values);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (i32v)vdotq_s32((int32x4_t)acc, (int8x16_t)w, values);
+#else
+  /* Two products of signed bytes fit in 16 bits: x is not -128. */
+  const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)w), vget_low_s8(values));
+  const int16x8_t high = vmull_high_s8((int8x16_t)w, values);
+  return (i32v)vpadalq_s16((int32x4_t)acc, vpaddq_s16(low, high));
+#endif
 #else
   (void)bits;
   int8_t four[4];

@@ -13,7 +13,7 @@
 
 /* acc + the products of two vectors of codes of 4 bits, or of small ones. */
 INLINE i32v dot8(i32v acc, u8x4v first, u8x4v second, int32_t x, int32_t y) {
-#if defined(__AVX2__) && LANES == 8
+#if defined(__AVX2__) && !defined(__AVXVNNI__) && LANES == 8
   /* Eight products of a code up to 24 fit in 16 bits. */
   const __m256i low = _mm256_maddubs_epi16((__m256i)first, _mm256_set1_epi32(x));
   const __m256i high = _mm256_maddubs_epi16((__m256i)second, _mm256_set1_epi32(y));
@@ -49,6 +49,9 @@ INLINE u8x4v decode_float4(u8x4v codes) {
 #elif defined(__AVX2__)
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(DOUBLED));
   return (u8x4v)_mm256_shuffle_epi8(table, (__m256i)codes);
+#elif defined(__aarch64__)
+  static const uint8_t table[16] = {DOUBLED};
+  return (u8x4v)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)codes);
 #else
   static const uint8_t table[16] = {DOUBLED};
   for (int i = 0; i < 4 * LANES; i++) codes[i] = table[codes[i]];
