@@ -21,15 +21,17 @@ def windows_of(text: CalibrationText) -> list[list[int]]:
     return [*text.windows.tolist(), *text.held_back.tolist()]
 
 
-def test_a_model_that_chats_begins_with_the_turn_of_a_user(make_checkpoint: MakeCheckpoint) -> None:
+def test_every_other_window_of_a_model_that_chats_begins_with_the_turn_of_a_user(
+    make_checkpoint: MakeCheckpoint,
+) -> None:
     folder = make_checkpoint()
-    start = Tokenizer.from_folder(folder).encode(
-        "<|im_start|>user\n", add_special_tokens=False, parse_special=True
-    )
+    tokenizer = Tokenizer.from_folder(folder)
+    start = tokenizer.encode("<|im_start|>user\n", add_special_tokens=False, parse_special=True)
     windows = windows_of(written(folder))
     assert [len(window) for window in windows] == [24] * 6
-    assert all(window[: len(start)] == start for window in windows)
     assert len({tuple(window) for window in windows}) == 6
+    assert sum(window[: len(start)] == start for window in windows) == 3
+    assert sum(window[0] in tokenizer.ordinary_token_ids for window in windows) == 3
 
 
 @pytest.mark.parametrize(
