@@ -1,5 +1,6 @@
 """Operators and their kernels: the table that a decoder is given, see `ops.py`."""
 
+import ctypes
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from localllm_kernels.backend import wanted_traits
 from localllm_kernels.compiling.choice import ALL_OWN, Choice
 from localllm_kernels.compiling.tunings import Tunings
 from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
-from localllm_kernels.cpu.linear import CpuLinears, num_lanes
+from localllm_kernels.cpu.linear import CpuLinears, multiplies_in_tiles, num_lanes
 from localllm_kernels.cpu.ops import MAX_GROUP, CpuOps
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import C_TRAITS
@@ -75,7 +76,9 @@ def select_ops(
 def cpu_ops(library_folder: Path | None = None) -> Ops:
     """The table of the C library, compiled if need be; see `load_library`. Raises: BuildError."""
     library, team = load_library(library_folder), Team()
-    own = CpuOps(library, team)
+    own, in_tiles = CpuOps(library, team), multiplies_in_tiles(library)
+    if ctypes.c_int64.in_dll(library, "has_tiles").value and not in_tiles:
+        logger.warning("products are slower: the kernel does not let this process use AMX's tiles")
     return Ops(
         traits=C_TRAITS,
         rms_norm=own.rms_norm,
@@ -90,5 +93,5 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         recurrence=own.recurrence,
         sigmoid_gate=own.sigmoid_gate,
         linears=CpuLinears(library, team),
-        build=f"{digest_of_sources()} {num_lanes(library)}",
+        build=f"{digest_of_sources()} {num_lanes(library)}{' in tiles' if in_tiles else ''}",
     )

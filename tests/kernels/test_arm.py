@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocks import random_blocks
+from c_products import OWN, linears_with, sources_of_products
 from torch import Tensor
 
 from localllm.user.places import cache_folder
-from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.product import CProduct
@@ -31,7 +31,6 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 LIBRARIES = "/usr/aarch64-linux-gnu"
 # Without instructions for products of bytes, with those of signed ones, and with all.
 PROCESSORS = ("armv8-a", "armv8.2-a+dotprod", "armv8.6-a")
-OWN = Path(build.__file__).parent
 # Reads buffers and where they hold each other's addresses; multiplies; writes the outputs.
 PROGRAM = f"""
 #include <stdio.h>
@@ -81,11 +80,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return commands
 
 
-def sources_of_products() -> list[Path]:
-    kinds = ("float32", "bfloat16", "integer", "block")
-    return [*(OWN / f"{kind}_linear.c" for kind in kinds), OWN / "products.c", OWN / "team.c"]
-
-
 @pytest.mark.slow
 def test_every_source_compiles_for_arm_without_a_warning(tmp_path: Path) -> None:
     if shutil.which(COMPILER) is None:
@@ -102,8 +96,7 @@ def test_products_have_the_same_bits_on_arm(
     programs: Sequence[Sequence[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = CpuLinears(load_library(cache_folder("kernels")), Team())
-    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mno-avx", "-O1"))
-    by_fours = CpuLinears(load_library(tmp_path), Team())
+    by_fours = linears_with(("-mno-avx",), tmp_path, monkeypatch)
     x = torch.randn(9, 256)
     scales, zeros = torch.rand(48, 4).bfloat16(), torch.randint(16, (48, 4), dtype=torch.uint8)
     codes = torch.randint(16, (48, 256), dtype=torch.uint8)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocks import random_blocks
+from c_products import linears_with
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
-from localllm_kernels.cpu.declarations import Declarations
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
@@ -470,21 +470,15 @@ def test_all_instruction_sets_give_the_same_bits(
     words.write_text(PRODUCTS_IN_WORDS)
     with_words = ("-mno-avx512f", "-include", str(words))
     for i, lacking in enumerate(((), ("-mno-avx512f",), with_words, ("-mno-avx2",))):
-        folder = cache_folder("kernels")
+        linears = CpuLinears(load_library(cache_folder("kernels")), Team())
         if lacking:
             folder = tmp_path / str(i)
             folder.mkdir()
-            # Compiling is what takes long here; what is optimised does not change a bit.
-            monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking, "-O1"))
-            sources = sources_of_products(folder)
-            text = "\n".join(path.read_text("utf-8") for path in sources)
-            monkeypatch.setattr(build, "_SOURCES", sources)
-            monkeypatch.setattr(build, "DECLARATIONS", Declarations(text))
-        try:
-            linears = CpuLinears(load_library(folder), Team())
-        except BuildError:
-            assert lacking
-            pytest.skip("the compiler has no such option on this processor")
+            try:
+                with monkeypatch.context() as changed:
+                    linears = linears_with(lacking, folder, changed)
+            except BuildError:
+                pytest.skip("the compiler has no such option on this processor")
         weights = (
             CodedWeight("int4", codes, scales, zeros),
             CodedWeight("int8", int8_codes, scales[:, :1]),
@@ -495,15 +489,6 @@ def test_all_instruction_sets_give_the_same_bits(
     # With fused products or without; the integers are the same.
     for each in found[1:]:
         torch.testing.assert_close(each, found[0], atol=0, rtol=1e-5)
-
-
-def sources_of_products(folder: Path) -> list[Path]:
-    """Those that products with weights need, and how many floats are in a vector."""
-    own = Path(build.__file__).parent
-    lanes = folder / "lanes.c"
-    lanes.write_text(f'#include "{own / "common.h"}"\nconst int64_t lanes = LANES;\n')
-    linears = [own / f"{kind}_linear.c" for kind in ("float32", "bfloat16", "integer", "block")]
-    return [*linears, own / "products.c", own / "team.c", lanes]
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
  * rounded to bfloat16; products and sums are float32.
  *
  * An output is the sum of all lanes, each of which adds up its products in the order of the
- * inputs, so a row has the same bits in any batch. */
+ * inputs, so a row has the same bits in any batch. In tiles of AMX, in which any number of rows is
+ * multiplied where there are any, it is one sum in that order. */
 
 #include "float_tile.h"
+#include "tiles.h"
 
 #define STEP (2 * LANES)   /* inputs */
 #define PANEL_BYTES 262144 /* rounded rows that stay in the second-level cache */
@@ -66,9 +68,82 @@ INLINE void multiply_rows(const FloatWeight *w, const uint16_t *x, int64_t strid
 #undef RUN
 }
 
+#if HAS_TILES
+/* Rounded rows lie side by side by sixteens: [rows / 16][padded width / 2][16][2]. */
+INLINE void round_beside(const float *x, uint16_t *rounded, int64_t row, int64_t width) {
+  uint16_t *to = rounded + row / TILE_ROWS * TILE_ROWS * padded(width) + row % TILE_ROWS * 2;
+  for (int64_t i = 0; i < width; i += STEP, to += STEP * TILE_ROWS) {
+    uint16_t here[STEP] = {0};
+    round_row(x + i, here, width - i < STEP ? width - i : STEP);
+    for (int j = 0; j < STEP; j += 2) memcpy(to + j * TILE_ROWS, here + j, 2 * sizeof(uint16_t));
+  }
+}
+
+/* Outputs `first` to `first` + `outputs` for `count` tiles of rows, of which the last one has `last`;
+ * callers pass `count` as a constant. */
+INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *x, float *y, int64_t first,
+                              int64_t outputs, const int count, int64_t last) {
+  const int64_t width = w->width_in, whole = width / STEP * STEP, tile = TILE_ROWS * padded(width);
+  const uint16_t *values = (const uint16_t *)w->values + first * width;
+  uint16_t rest[TILE_ROWS * STEP] = {0};
+  if (whole < width)
+    for (int64_t o = 0; o < outputs; o++)
+      memcpy(rest + o * STEP, values + o * width + whole, (size_t)(width - whole) * sizeof(uint16_t));
+  shape_tiles(outputs, STEP / 2);
+  for (int64_t i = 0; i < width; i += STEP) {
+    if (i < whole) LOAD_ROWS(values + i, width * (int64_t)sizeof(uint16_t));
+    else LOAD_ROWS(rest, sizeof(uint16_t) * STEP);
+    const uint16_t *columns = x + i * TILE_ROWS;
+    ADD_PAIRS(0, columns);
+    if (count > 1) ADD_PAIRS(1, columns + tile);
+    if (count > 2) ADD_PAIRS(2, columns + 2 * tile);
+    if (count > 3) ADD_PAIRS(3, columns + 3 * tile);
+  }
+  float sums[TILES * TILE_ROWS * TILE_ROWS];
+  TAKE_SUMS(0, sums);
+  if (count > 1) TAKE_SUMS(1, sums + TILE_ROWS * TILE_ROWS);
+  if (count > 2) TAKE_SUMS(2, sums + 2 * TILE_ROWS * TILE_ROWS);
+  if (count > 3) TAKE_SUMS(3, sums + 3 * TILE_ROWS * TILE_ROWS);
+  for (int64_t r = 0; r < (count - 1) * TILE_ROWS + last; r++) {
+    const float *own = sums + r / TILE_ROWS * TILE_ROWS * TILE_ROWS + r % TILE_ROWS;
+    for (int64_t o = 0; o < outputs; o++)
+      y[r * w->width_out + first + o] = own[o * TILE_ROWS] + (w->bias ? w->bias[first + o] : 0.0f);
+  }
+}
+
+static void team_multiply_in_tiles(const Team *team, const FloatWeight *w, const float *x, float *y,
+                                   int64_t rows, uint16_t *rounded) {
+  TEAM_FOR(team, row, rows) round_beside(x + row * w->width_in, rounded, row, w->width_in);
+  team_meet(team);
+  TEAM_FOR(team, block, (w->width_out + TILE_ROWS - 1) / TILE_ROWS) {
+    const int64_t first = block * TILE_ROWS, left = w->width_out - first;
+    const int64_t outputs = left < TILE_ROWS ? left : TILE_ROWS;
+    for (int64_t row = 0; row < rows;) {
+      const uint16_t *from = rounded + row * padded(w->width_in);
+      float *to = y + row * w->width_out;
+      const int64_t behind = rows - row;
+      if (behind > (TILES - 1) * TILE_ROWS) {
+        const int64_t last = behind - (TILES - 1) * TILE_ROWS;
+        multiply_in_tiles(w, from, to, first, outputs, TILES, last < TILE_ROWS ? last : TILE_ROWS);
+        row += TILES * TILE_ROWS;
+      } else {
+        multiply_in_tiles(w, from, to, first, outputs, 1, behind < TILE_ROWS ? behind : TILE_ROWS);
+        row += TILE_ROWS;
+      }
+    }
+  }
+  _tile_release();
+  team_meet(team);
+}
+#endif
+
+INLINE int64_t rows_together(void) { return HAS_TILES && tiles_are_allowed() ? TILE_ROWS : ROWS; }
+
 static int64_t panel_rows(const FloatWeight *w, int64_t rows) {
-  int64_t most = PANEL_BYTES / (padded(w->width_in) * (int64_t)sizeof(uint16_t)) / ROWS * ROWS;
-  if (most < ROWS) most = ROWS;
+  const int64_t each = rows_together();
+  int64_t most = PANEL_BYTES / (padded(w->width_in) * (int64_t)sizeof(uint16_t)) / each * each;
+  if (most < each) most = each;
+  if (each == TILE_ROWS) rows = (rows + each - 1) / each * each;
   return rows < most ? rows : most;
 }
 
@@ -78,6 +153,12 @@ int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows) {
 
 static void team_multiply_panel(const Team *team, const FloatWeight *w, const float *x, float *y,
                                 int64_t rows, uint16_t *rounded) {
+#if HAS_TILES
+  if (rows_together() == TILE_ROWS) {
+    team_multiply_in_tiles(team, w, x, y, rows, rounded);
+    return;
+  }
+#endif
   const int64_t width = w->width_in, stride = padded(width);
   TEAM_FOR(team, row, rows) {
     uint16_t *to = rounded + row * stride;

@@ -56,7 +56,8 @@ class Declarations:
         for result, name, arguments in self._functions:
             function = getattr(library, name)
             function.restype = _PASSED[result]
-            function.argtypes = [_passed(each) for each in arguments.split(",")]
+            taken = [] if arguments == "void" else arguments.split(",")
+            function.argtypes = [_passed(each) for each in taken]
 
     def _fields(self, body: str) -> list[tuple[str, type]]:
         found = []

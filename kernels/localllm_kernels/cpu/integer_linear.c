@@ -7,6 +7,7 @@
 #include "integer_dots.h"
 #include "operators.h"
 #include "quantize_rows.h"
+#include "tiles.h"
 
 #define TILE 8             /* rows that share a pass over the weights */
 #define PANEL_BYTES 262144 /* quantized rows that stay in the second-level cache */
@@ -60,11 +61,56 @@ INLINE u8x4v decode_float4(u8x4v codes) {
 #undef DOUBLED
 }
 
+/* What the sums of one group and block are multiplied with, and their zeros. */
+typedef struct {
+  f32v scales;
+  i32v zeros;
+} Factors;
+INLINE Factors load_factors(const IntegerWeight *w, int64_t at, int form) {
+  Factors found = {splat(1.0f), (i32v){0}};
+  if (form != SIGNED8) found.scales = form == FLOAT4 ? load_powers(w, at) : load_scales(w, at);
+  if (form == WITH_ZEROS4) {
+    u8v bytes;
+    memcpy(&bytes, w->zeros + at * LANES, sizeof bytes);
+    found.zeros = __builtin_convertvector(bytes, i32v);
+  }
+  return found;
+}
+
+/* total + the sum of a group, whose inputs have the scale and the sum of their own codes at x[at]. */
+INLINE f32v add_group(f32v total, i32v sum, const Factors *by, const QuantizedRows *x, int64_t at,
+                      int form) {
+  if (form == WITH_ZEROS4) sum -= by->zeros * x->sums[at];
+  const f32v scale = form == SIGNED8 ? splat(x->scales[at]) : by->scales * x->scales[at];
+  return fmav(__builtin_convertvector(sum, f32v), scale, total);
+}
+
+/* Codes of 4 bits as bytes: those of the first four inputs, and of the next four. */
+INLINE void unpack4(u8x4v codes, u8x4v *first, u8x4v *second, int form) {
+  *second = codes >> 4, *first = codes & 15;
+  if (form == FLOAT4) *first = decode_float4(*first), *second = decode_float4(*second);
+}
+/* What the codes are above those that they stand for. */
+INLINE int middle_of(int form) {
+  return form == FLOAT4 ? FLOAT4_OFFSET : form == SIGNED8 ? 128 : form == SIGNED4 ? 8 : 0;
+}
+
+INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *total, float *y,
+                         int64_t rows, int form) {
+  const int64_t start = block * LANES;
+  const int64_t count = w->width_out - start < LANES ? w->width_out - start : LANES;
+  const f32v bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
+  for (int64_t r = 0; r < rows; r++) {
+    const f32v found = form == SIGNED8 ? total[r] * load_scales(w, block) : total[r];
+    store_part(y + r * w->width_out + start, w->bias ? found + bias : found, count);
+  }
+}
+
 /* One block of LANES outputs for `rows` rows; callers pass `rows` and `form` as constants. */
 INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
                            int rows, int form) {
-  const int bits = form == SIGNED8 ? 8 : 4, has_zeros = form == WITH_ZEROS4;
-  const int middle = form == FLOAT4 ? FLOAT4_OFFSET : 1 << (bits - 1);
+  const int bits = form == SIGNED8 ? 8 : 4;
+  const int middle = form == SIGNED8 && IS_SIGNED8 ? 0 : middle_of(form);
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
   const uint8_t *codes = w->codes + block * w->width_in * LANES * bits / 8;
   const int32_t *words = x->words;
@@ -74,8 +120,7 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
   for (int64_t group = 0; group < groups; group++) {
     i32v sum[TILE], other[TILE];
     for (int r = 0; r < rows; r++) {
-      const int is_raised = !has_zeros && !(form == SIGNED8 && IS_SIGNED8);
-      const int32_t offset = is_raised ? -middle * x->sums[group * rows + r] : 0;
+      const int32_t offset = middle ? -middle * x->sums[group * rows + r] : 0;
       sum[r] = (i32v){0} + offset, other[r] = (i32v){0};
     }
     for (int64_t step = 0; step < steps; step++, codes += LANES * bits, words += 2 * rows) {
@@ -87,8 +132,7 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
         __builtin_prefetch(codes + 2048 + sizeof first);
         if (IS_SIGNED8) first ^= 128, second ^= 128;
       } else {
-        second = first >> 4, first = first & 15;
-        if (form == FLOAT4) first = decode_float4(first), second = decode_float4(second);
+        unpack4(first, &first, &second, form);
       }
       if (bits == 4 && LANES < 16) {
         for (int r = 0; r < rows; r++)
@@ -101,30 +145,13 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
         *to = dot4(*to, second, words[rows + r], bits);
       }
     }
-    const int64_t at = block * groups + group;
-    f32v scales = splat(1.0f);
-    if (bits == 4) scales = form == FLOAT4 ? load_powers(w, at) : load_scales(w, at);
-    i32v zeros = (i32v){0};
-    if (has_zeros) {
-      u8v bytes;
-      memcpy(&bytes, w->zeros + at * LANES, sizeof bytes);
-      zeros = __builtin_convertvector(bytes, i32v);
-    }
+    const Factors by = load_factors(w, block * groups + group, form);
     for (int r = 0; r < rows; r++) {
       if (two_sums) sum[r] += other[r];
-      if (has_zeros) sum[r] -= zeros * x->sums[group * rows + r];
-      const float own = x->scales[group * rows + r];
-      const f32v scale = bits == 8 ? splat(own) : scales * own;
-      total[r] = fmav(__builtin_convertvector(sum[r], f32v), scale, total[r]);
+      total[r] = add_group(total[r], sum[r], &by, x, group * rows + r, form);
     }
   }
-  const int64_t start = block * LANES;
-  const int64_t count = w->width_out - start < LANES ? w->width_out - start : LANES;
-  const f32v bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
-  for (int r = 0; r < rows; r++) {
-    if (bits == 8) total[r] *= load_scales(w, block);
-    store_part(y + r * w->width_out + start, w->bias ? total[r] + bias : total[r], count);
-  }
+  store_totals(w, block, total, y, rows, form);
 }
 
 INLINE void multiply(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
@@ -141,50 +168,121 @@ INLINE void multiply(const IntegerWeight *w, int64_t block, const QuantizedRows 
   }
 }
 
-static int64_t panel_rows(const IntegerWeight *w, int64_t num_rows) {
-  const int64_t row_bytes = quantized_bytes(w->width_in, w->width_in / w->group_size);
-  const int64_t rows = PANEL_BYTES / row_bytes / TILE * TILE;
-  if (rows < TILE) return num_rows < TILE ? num_rows : TILE;
-  return num_rows < rows ? num_rows : rows;
+#if HAS_TILES
+/* A block for `count` tiles of `rows` rows each, which share the codes; callers pass `count` and `form`
+ * as constants. */
+INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
+                              int64_t rows, const int count, int form) {
+  const int64_t group_words = w->group_size / 4, groups = w->width_in / w->group_size;
+  const int64_t words = group_words % TILE_ROWS == 0 ? TILE_ROWS : 4; /* of a tile: its depth */
+  const int bits = form == SIGNED8 ? 8 : 4, middle = middle_of(form);
+  const uint8_t *codes = w->codes + block * w->width_in * LANES * bits / 8;
+  f32v total[TILES * TILE_ROWS];
+  for (int64_t r = 0; r < count * rows; r++) total[r] = splat(0.0f);
+  shape_tiles(rows, words);
+  for (int64_t group = 0; group < groups; group++) {
+    for (int64_t from = 0; from < group_words; from += words) {
+      u8x4v unpacked[TILE_ROWS];
+      for (int64_t i = 0; i < words; i += 8 / bits, codes += sizeof(u8x4v)) {
+        memcpy(unpacked + i, codes, sizeof(u8x4v));
+        if (bits == 4) unpack4(unpacked[i], unpacked + i, unpacked + i + 1, form);
+        __builtin_prefetch(codes + 2048);
+      }
+      LOAD_COLUMNS(unpacked);
+      const int64_t at = group * group_words + from;
+      ADD_BYTES(0, x[0].words + at, w->width_in);
+      if (count > 1) ADD_BYTES(1, x[1].words + at, w->width_in);
+      if (count > 2) ADD_BYTES(2, x[2].words + at, w->width_in);
+      if (count > 3) ADD_BYTES(3, x[3].words + at, w->width_in);
+    }
+    i32v sums[TILES * TILE_ROWS];
+    TAKE_SUMS(0, sums);
+    if (count > 1) TAKE_SUMS(1, sums + TILE_ROWS);
+    if (count > 2) TAKE_SUMS(2, sums + 2 * TILE_ROWS);
+    if (count > 3) TAKE_SUMS(3, sums + 3 * TILE_ROWS);
+    const Factors by = load_factors(w, block * groups + group, form);
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t r = 0, at = group * rows; r < rows; r++, at++)
+        total[t * rows + r] = add_group(total[t * rows + r],
+                                        sums[t * TILE_ROWS + r] - middle * x[t].sums[at], &by, x + t,
+                                        at, form);
+  }
+  store_totals(w, block, total, y, count * rows, form);
+}
+#endif
+
+/* Whether `rows` rows are multiplied in tiles of the processor: more than others take at once. */
+INLINE int in_tiles(int64_t rows) { return HAS_TILES && rows > TILE && tiles_are_allowed(); }
+
+/* The rows of a tile out of `rows`, and those of its number `first`. */
+INLINE int64_t tile_rows(int64_t rows) { return in_tiles(rows) ? TILE_ROWS : TILE; }
+INLINE QuantizedRows tile_from(const IntegerWeight *w, int64_t first, int64_t rows, char *memory) {
+  const int64_t most = tile_rows(rows), left = rows - first, count = left < most ? left : most;
+  return place_rows(memory + first * integer_row_bytes(w), count, w->width_in,
+                    w->width_in / w->group_size, most == TILE_ROWS);
 }
 
-int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
-  const int64_t row_bytes = quantized_bytes(w->width_in, w->width_in / w->group_size);
-  return (panel_rows(w, rows) + TILE) * row_bytes;
+INLINE void multiply_panel(const IntegerWeight *w, int64_t block, char *memory, float *y, int64_t rows,
+                           int form) {
+  const int64_t most = tile_rows(rows);
+  for (int64_t first = 0, count; first < rows; first += count) {
+    const QuantizedRows x = tile_from(w, first, rows, memory);
+    float *to = y + first * w->width_out;
+    count = rows - first < most ? rows - first : most;
+#if HAS_TILES
+    if (most == TILE_ROWS) {
+      if (rows - first >= TILES * TILE_ROWS) {
+        QuantizedRows parts[TILES];
+        for (int t = 0; t < TILES; t++) parts[t] = tile_from(w, first + t * TILE_ROWS, rows, memory);
+        multiply_in_tiles(w, block, parts, to, TILE_ROWS, TILES, form);
+        count = TILES * TILE_ROWS;
+      } else {
+        multiply_in_tiles(w, block, &x, to, count, 1, form);
+      }
+      continue;
+    }
+#endif
+    multiply(w, block, &x, to, count, form);
+  }
+#if HAS_TILES
+  if (most == TILE_ROWS) _tile_release();
+#endif
+}
+
+static int64_t panel_rows(const IntegerWeight *w, int64_t num_rows) {
+  const int64_t most = tile_rows(num_rows);
+  const int64_t rows = PANEL_BYTES / integer_row_bytes(w) / most * most;
+  if (rows < most) return num_rows < most ? num_rows : most;
+  return num_rows < rows ? num_rows : rows;
 }
 
 int64_t integer_row_bytes(const IntegerWeight *w) {
   return quantized_bytes(w->width_in, w->width_in / w->group_size);
 }
 
+int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
+  return panel_rows(w, rows) * integer_row_bytes(w);
+}
+
 void integer_quantize_row(const IntegerWeight *w, const float *x, int64_t row, int64_t rows,
                           char *memory) {
-  const int64_t width = w->width_in, groups = width / w->group_size;
-  const int64_t tile = row / TILE, left = rows - tile * TILE, count = left < TILE ? left : TILE;
-  const QuantizedRows to =
-      place_rows(memory + tile * TILE * integer_row_bytes(w), count, width, groups);
-  quantize_row(x, width, w->group_size, &to, row % TILE, count);
+  const int64_t most = tile_rows(rows), first = row / most * most, left = rows - first;
+  const QuantizedRows to = tile_from(w, first, rows, memory);
+  quantize_row(x, w->width_in, w->group_size, &to, row - first, left < most ? left : most);
 }
 
 int64_t integer_blocks(const IntegerWeight *w) { return (w->width_out + LANES - 1) / LANES; }
 
 void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory, float *y,
                             int64_t rows) {
-  const int64_t width = w->width_in, groups = width / w->group_size;
-  for (int64_t first = 0; first < rows; first += TILE) {
-    const int64_t count = rows - first < TILE ? rows - first : TILE;
-    const QuantizedRows from =
-        place_rows(memory + first * integer_row_bytes(w), count, width, groups);
-    float *to = y + first * w->width_out;
-    if (w->bits == 8)
-      multiply(w, block, &from, to, count, SIGNED8);
-    else if (w->scale_kind == SCALE_E8M0)
-      multiply(w, block, &from, to, count, FLOAT4);
-    else if (w->zeros)
-      multiply(w, block, &from, to, count, WITH_ZEROS4);
-    else
-      multiply(w, block, &from, to, count, SIGNED4);
-  }
+  if (w->bits == 8)
+    multiply_panel(w, block, memory, y, rows, SIGNED8);
+  else if (w->scale_kind == SCALE_E8M0)
+    multiply_panel(w, block, memory, y, rows, FLOAT4);
+  else if (w->zeros)
+    multiply_panel(w, block, memory, y, rows, WITH_ZEROS4);
+  else
+    multiply_panel(w, block, memory, y, rows, SIGNED4);
 }
 
 /* Quantizes a panel into `memory`, then multiplies it tile by tile. */

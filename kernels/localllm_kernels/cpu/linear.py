@@ -40,6 +40,13 @@ def num_lanes(library: ctypes.CDLL) -> int:
     return ctypes.c_int64.in_dll(library, "lanes").value
 
 
+def multiplies_in_tiles(library: ctypes.CDLL) -> bool:
+    """Whether products of many rows, and all of bfloat16, are multiplied in AMX's tiles. The order
+    of their sums is then another one.
+    """
+    return bool(library.tiles_are_allowed())
+
+
 class CpuLinears(Linears):
     """Makes products from weights; each packs its weight once."""
 
