@@ -21,6 +21,8 @@ from localllm.user.version import __version__
 
 logger = logging.getLogger(__name__)
 _ENDING = ".engine"
+# Two copies of one version, as clones are, may be of different commits.
+_INSTALLED = Path(__file__).resolve().parents[1]
 # Settings that do not change any answer.
 _FREE = ("max_num_seqs",)
 _CONNECT_S = 2.0
@@ -37,7 +39,7 @@ def address_of(folder: Path, engine_config: EngineConfig) -> Path:
         for path in folder.iterdir()
         if path.is_file()
     )
-    told = [__version__, str(folder.resolve()), stamps, config]
+    told = [__version__, str(_INSTALLED), str(folder.resolve()), stamps, config]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     return runtime_folder() / f"{digest[:16]}{_ENDING}"
 
