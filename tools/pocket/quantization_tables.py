@@ -1,6 +1,6 @@
 """Quantize pocket in every way and write what each costs as markdown tables.
 
-    python tools/pocket/quantization_tables.py --books BOOKS [--samples 48] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS [--samples 32] > tables.md
     python tools/pocket/quantization_tables.py --books BOOKS --experts FOLDER > experts.md
 
 The second command quantizes the model that `experts.py` makes, once by every method.
@@ -132,7 +132,7 @@ def main() -> None:
     table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
     sources = {"the model": written, "books": of_books(books, args.samples)}
     for method, (name, request) in itertools.product(("awq", "gptq"), sources.items()):
-        for samples in (args.samples // 3, args.samples, 128):
+        for samples in (16, args.samples, 128):
             bench = Bench(text, replace(request, num_windows=samples))
             found = bench.measure(Recipe(method, 128, True))
             row((method, name, str(samples)), found, nearest[128, True])

@@ -1,0 +1,129 @@
+"""Prefill and decode behind more and more tokens: localllm and installed peers in turns.
+
+    python tools/bench/at_depths.py MODEL [--llama-bin FOLDER --gguf FILE.gguf]
+        [--openvino PYTHON --gguf FILE.gguf] [--depths 0 2048 8192] [--rounds 5] [--json FILE]
+
+MODEL is what localllm runs; the peers run FILE.gguf. llama.cpp is measured by its own llama-bench
+from FOLDER; OpenVINO GenAI by the interpreter of an environment that has it, as the difference
+between the first tokens behind a depth with 512 tokens more and without them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from localllm.bench.environment import describe_environment
+
+PROMPT, DECODED = 512, 32
+# Tokens a second of both tests, or none where a program has no such test.
+Speeds = dict[str, float]
+_OPENVINO = """
+import json, sys, time
+import numpy, openvino_genai
+path, depth, prompt, decoded, threads = sys.argv[1], *map(int, sys.argv[2:])
+pipe = openvino_genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
+def seconds(count, new):
+    ids = numpy.random.default_rng(count).integers(1000, 40000, (1, count))
+    asked = openvino_genai.GenerationConfig(max_new_tokens=new, ignore_eos=True, do_sample=False)
+    tokens = openvino_genai.TokenizedInputs(
+        openvino_genai.Tensor(ids.astype(numpy.int64)),
+        openvino_genai.Tensor(numpy.ones_like(ids, dtype=numpy.int64)),
+    )
+    began = time.perf_counter()
+    pipe.generate(tokens, asked)
+    return time.perf_counter() - began
+seconds(prompt, 2)
+short = seconds(depth, 1) if depth else 0.0
+whole = seconds(depth + prompt, 1)
+longer = seconds(depth + prompt, 1 + decoded)
+print(json.dumps({"prefill": prompt / (whole - short), "decode": decoded / (longer - whole)}))
+"""
+
+
+def output_of(command: list[str]) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def ours(model: str, depth: int) -> Speeds:
+    """One round of localllm."""
+    tests = ["-p", str(PROMPT), "-n", str(DECODED), "--depth", str(depth), "-r", "1"]
+    command = [sys.executable, "-m", "localllm", "bench", model, *tests]
+    report = json.loads(output_of([*command, "-c", str(depth + PROMPT + 128), "--json"]))
+    found = {row["test"]: row["tokens_per_s"]["median"] for row in report["results"]}
+    return {
+        "prefill": next(speed for test, speed in found.items() if test.startswith("pp")),
+        "decode": next(speed for test, speed in found.items() if test.startswith("tg")),
+    }
+
+
+def llama_cpp(folder: Path, gguf: Path, threads: int, depth: int) -> Speeds:
+    """One round of llama.cpp."""
+    tests = ["-p", str(PROMPT), "-n", str(DECODED), "-d", str(depth), "-r", "1"]
+    command = [str(folder / "llama-bench"), "-m", str(gguf), *tests]
+    rows = json.loads(output_of([*command, "-t", str(threads), "-o", "json"]))
+    return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
+
+
+def openvino(python: Path, gguf: Path, threads: int, depth: int) -> Speeds:
+    """One round of OpenVINO GenAI."""
+    numbers = map(str, (depth, PROMPT, DECODED, threads))
+    printed = output_of([str(python), "-c", _OPENVINO, str(gguf), *numbers])
+    speeds: Speeds = json.loads(printed.splitlines()[-1])
+    return speeds
+
+
+def main() -> None:
+    """Alternate, and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--llama-bin", type=Path)
+    parser.add_argument("--openvino", type=Path)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--depths", type=int, nargs="*", default=[0, 2048, 8192])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    peers: dict[str, Callable[[int], Speeds]] = {"localllm": lambda d: ours(args.model, d)}
+    if args.llama_bin is not None:
+        peers["llama.cpp"] = lambda d: llama_cpp(args.llama_bin, args.gguf, threads, d)
+    if args.openvino is not None:
+        peers["OpenVINO GenAI"] = lambda d: openvino(args.openvino, args.gguf, threads, d)
+    rows = []
+    for depth in args.depths:
+        found: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for _ in range(args.rounds):
+            for name, measure in peers.items():
+                for test, speed in measure(depth).items():
+                    found[test, name].append(speed)
+        for test in ("prefill", "decode"):
+            medians = {name: statistics.median(found[test, name]) for name in peers}
+            own = found[test, "localllm"]
+            times = {
+                name: statistics.median(a / b for a, b in zip(own, found[test, name], strict=True))
+                for name in peers
+            }
+            rows.append({"depth": depth, "test": test, "tokens_per_s": medians, "times": times})
+            shown = ", ".join(
+                f"{name} {medians[name]:.1f} ({times[name]:.2f} times)" for name in peers
+            )
+            sys.stdout.write(f"{test} behind {depth:,}: {shown}\n")
+            sys.stdout.flush()
+    if args.json is not None:
+        place = describe_environment(None)
+        told = {"environment": place, "model": Path(args.model).name, "rows": rows}
+        args.json.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
