@@ -22,6 +22,7 @@ from localllm.engine.config import EngineConfig
 from localllm.errors import ContextLengthError
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.schedule.matcher import Matcher
+from localllm.schedule.prompt_progress import PromptProgress
 from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.schedule.request_check import EngineLimits
 from localllm.schedule.sampling_params import SamplingParams
@@ -80,11 +81,12 @@ class ScriptedEngine:
     def work_ahead(self) -> bool:
         return False
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+    def prompt_progress(self, request_id: int) -> PromptProgress | None:
         if request_id not in self._running:
             return None
         total = len(self.prompts[request_id])
-        return total - self._waiting[request_id] * total // (self.prefill_steps or 1), total
+        computed = total - self._waiting[request_id] * total // (self.prefill_steps or 1)
+        return PromptProgress(computed, total, computed / total)
 
     def has_unfinished(self) -> bool:
         return bool(self._running)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from localllm.answer.completion import TextEvent
+from localllm.schedule.prompt_progress import PromptProgress
 
 
 class EventSource(Protocol):
@@ -18,10 +19,8 @@ class EventSource(Protocol):
     def is_open(self, request_id: int) -> bool:
         """Whether more events of a request will come."""
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """The computed tokens of a request's prompt, and all of them; None once it has ended, or if
-        they are unknown.
-        """
+    def prompt_progress(self, request_id: int) -> PromptProgress | None:
+        """How far the prompt of a request is; None once it has ended, or if that is unknown."""
         return None
 
     def step(self) -> None:
@@ -71,8 +70,8 @@ class EventStream:
             self.close()
         return self._is_closed
 
-    def prompt_progress(self) -> tuple[int, int] | None:
-        """The computed tokens of the prompt, and all of them; None once the request has ended."""
+    def prompt_progress(self) -> PromptProgress | None:
+        """How far the prompt is; None once the request has ended."""
         return None if self._is_closed else self._source.prompt_progress(self.request_id)
 
     def close(self) -> None:

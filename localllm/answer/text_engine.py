@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.answer.event_stream import EventSource
 from localllm.errors import RequestError
+from localllm.schedule.prompt_progress import PromptProgress
 from localllm.schedule.request import FinishReason, TokenEvent
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.context import Context
@@ -136,7 +137,7 @@ class TextEngine(TextSource):
     def is_open(self, request_id: int) -> bool:
         return any(key[0] == request_id for key in self._assemblers)
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+    def prompt_progress(self, request_id: int) -> PromptProgress | None:
         return self.engine.prompt_progress(request_id)
 
     def step(self) -> None:

@@ -40,6 +40,7 @@ from localllm.operators.listener import LOGGED, Listener
 from localllm.process.frames import Unpacker, received
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
+from localllm.schedule.prompt_progress import PromptProgress
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.context import Context
 from localllm.text.prompt import Prompt
@@ -60,7 +61,7 @@ class _Open:
 
     num_left: int
     inbox: deque[TextEvent] = field(default_factory=deque)
-    progress: tuple[int, int] | None = None
+    progress: PromptProgress | None = None
     is_accepted: bool = False
     refusal: LocalLLMError | None = None
 
@@ -117,7 +118,7 @@ class AttachedEngine(TextSource, Elsewhere):
             with suppress(LocalLLMError):  # an engine that has gone needs no Abort
                 self._send(Abort(request_id))
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+    def prompt_progress(self, request_id: int) -> PromptProgress | None:
         known = self._requests.get(request_id)
         return None if known is None else known.progress
 

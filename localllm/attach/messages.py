@@ -12,6 +12,7 @@ from localllm.errors import RequestError
 from localllm.process.frames import Codec
 from localllm.process.limits import AtMost, Within
 from localllm.process.messages import Failed
+from localllm.schedule.prompt_progress import PromptProgress
 from localllm.schedule.sampling_params import SamplingParams
 from localllm.text.context import Context
 from localllm.text.prompt import Prompt
@@ -169,10 +170,10 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many prompt tokens are computed, and how many there are; None once the request ended."""
+    """How far the prompt of a request is; None once it has ended."""
 
     id: Number
-    progress: tuple[Number, Number] | None
+    progress: PromptProgress | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from localllm.schedule.grammar_turns import GrammarTurns
 from localllm.schedule.logprobs import PromptScores
 from localllm.schedule.matcher import Matcher
 from localllm.schedule.pacing import Pacer
+from localllm.schedule.prompt_progress import PromptProgress
 from localllm.schedule.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
 from localllm.schedule.request_check import EngineLimits
 from localllm.schedule.runner import Runner
@@ -46,12 +47,15 @@ class Engine:
         pacer: Pacer | None = None,
         pooler: Pooler | None = None,
         scorer: PromptScorer | None = None,
+        prompt_work: Callable[[int], float] = float,
     ) -> None:
         """`prefix_disk`: the scheduler's store, written to while there are no requests. `pacer`:
         limits how much prefill may delay running answers; None: prefill may fill whole steps.
         `pooler`: its tap is the runner's last one; None: requests cannot ask for `pooling`.
-        `scorer`: None: nor for `prompt_logprobs`.
+        `scorer`: None: nor for `prompt_logprobs`. `prompt_work`: the work of so many tokens at a
+        prompt's start, in any unit.
         """
+        self._prompt_work = prompt_work
         self._pooler, self._scorer = pooler, scorer
         self.limits = limits
         self.scheduler = scheduler
@@ -81,7 +85,15 @@ class Engine:
         """
         chosen = scheduler or self.scheduler
         runner, scorer = wrap(self._runner), self._scorer
-        return Engine(runner, chosen, self.limits, speculator, pacer=pacer, scorer=scorer)
+        return Engine(
+            runner,
+            chosen,
+            self.limits,
+            speculator,
+            pacer=pacer,
+            scorer=scorer,
+            prompt_work=self._prompt_work,
+        )
 
     @property
     def context_length(self) -> int:
@@ -162,14 +174,16 @@ class Engine:
             self.scheduler.add(request)
         return request_id
 
-    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """How many prompt tokens of a request are computed, and how many it has; None once it has
-        ended. May be called from another thread.
+    def prompt_progress(self, request_id: int) -> PromptProgress | None:
+        """How far the prompt of a request is; None once it has ended. May be called from another
+        thread.
         """
         for request in self.scheduler.unfinished():
             if request.request_id == request_id:
                 num_prompt = request.num_prompt_tokens
-                return min(request.num_computed_tokens, num_prompt), num_prompt
+                computed = min(request.num_computed_tokens, num_prompt)
+                work = self._prompt_work(computed) / self._prompt_work(num_prompt)
+                return PromptProgress(computed, num_prompt, work)
         return None
 
     def has_unfinished(self) -> bool:

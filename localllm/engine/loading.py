@@ -15,6 +15,7 @@ from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.model.architecture import Architecture
 from localllm.model.found_head import FoundHead
+from localllm.model.prompt_work import prompt_work
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.operators.cpu_products import products_ignore_threads
 from localllm.operators.listener import LOGGED, Listener
@@ -70,4 +71,14 @@ def build_engine(
     runner = make_runner(loaded, kv_cache, scheduling, plan.max_model_len, count, taps=taps)
     scheduler, disk = make_scheduler(loaded, config, scheduling, kv_cache)
     scorer = PromptScorer(loaded.model)
-    return Engine(runner, scheduler, limits, speculator, disk, Pacer(clock), pooler, scorer)
+    return Engine(
+        runner,
+        scheduler,
+        limits,
+        speculator,
+        disk,
+        Pacer(clock),
+        pooler,
+        scorer,
+        prompt_work(architecture),
+    )
