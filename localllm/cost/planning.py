@@ -42,6 +42,7 @@ from localllm.model.blocks.block import RowBytes
 from localllm.model.dtypes import StateDType
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
+from localllm.model.prompt_work import prompt_work
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, is_gguf_folder
@@ -56,6 +57,8 @@ _FREE_SHARE, _DISPLAY_BYTES = 0.92, 1 << 30
 # arithmetic, see docs/benchmarks.md; on a GPU, prefill of the arithmetic, assumed.
 _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
 _CHAT_TOKENS = 4096
+# Of the prompt and the chat whose speed is predicted.
+_RATED_TOKENS = 1024
 # More than the caches of most processors hold.
 _GLANCE_BYTES = 128 << 20
 _SHORTEST_CONTEXT = 2048
@@ -156,6 +159,14 @@ class ModelPlan:
         own = self.memory.resident_bytes
         return own + self.shape.draft_bytes if own else 0
 
+    def prompt_s(self, num_tokens: int) -> float | None:
+        """Predicted seconds to read a prompt; later tokens take longer."""
+        if self.prefill_tokens_per_s is None:
+            return None
+        work = prompt_work(self.shape.architecture)
+        share = work(num_tokens) / work(_RATED_TOKENS)
+        return share * _RATED_TOKENS / self.prefill_tokens_per_s
+
     @property
     def chats_at_once(self) -> int:
         """Conversations of 4,096 tokens, or of the whole context where that is shorter."""
@@ -191,6 +202,7 @@ class ModelPlan:
             "chats_at_once": self.chats_at_once,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "context_prefill_s": self.prompt_s(memory.max_model_len),
             "without_kernel": list(self.without_kernel),
             "fits": self.fits,
             "problem": self.problem,
@@ -483,7 +495,7 @@ def _with_speed(
 
 
 def predict_speed(
-    shape: Shape, machine: Machine, engine: EngineConfig, context: int = 1024
+    shape: Shape, machine: Machine, engine: EngineConfig, context: int = _RATED_TOKENS
 ) -> tuple[float | None, float | None]:
     """Tokens a second of decode, in one chat with `context` tokens, and of prefill."""
     if machine.memory_bytes_per_s is None:

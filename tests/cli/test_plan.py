@@ -246,3 +246,19 @@ def test_a_token_reads_its_experts_only(localllm: Run) -> None:
         return int(line.split()[1].replace(",", ""))
 
     assert speed("qwen3-30b-a3b") > 2 * speed("qwen3-14b")
+
+
+def test_a_prompt_that_fills_the_context_takes_longer_by_its_depth(localllm: Run) -> None:
+    def planned(context: int) -> dict[str, Any]:
+        flags = ("--gpu", "rtx-4090", "-c", str(context), "--json")
+        found: dict[str, Any] = json.loads(localllm("plan", "qwen3-0.6b", *flags).out)
+        return found
+
+    short, long = planned(1024), planned(32768)
+    assert short["context_prefill_s"] == pytest.approx(1024 / short["prefill_tokens_per_s"])
+    # 0.44 billion weights of its layers are multiplied for each token, and 16 heads of 128 over 28
+    # layers with each key before it.
+    each, depth = 2 * 0.44e9, 4 * 16 * 128 * 28
+    expected = 32 * (each + depth * 16384) / (each + depth * 512)
+    times = long["context_prefill_s"] / short["context_prefill_s"]
+    assert times == pytest.approx(expected, rel=0.03)

@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli.draw.columns import aligned
 from localllm.cli.draw.output import json_line, note, show_controls, write_stdout
-from localllm.cli.draw.words import size
+from localllm.cli.draw.words import duration, size
 from localllm.cli.flags import common, suggestions
 from localllm.cli.flags.common import JsonLines
 from localllm.cli.flags.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
@@ -255,7 +255,10 @@ def _promise_rows(plan: "ModelPlan") -> Iterator[_Row]:
     if plan.decode_tokens_per_s is not None:
         yield ("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted")
     if plan.prefill_tokens_per_s is not None:
-        yield ("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted")
+        context = plan.memory.max_model_len
+        whole_s = plan.prompt_s(context) or 0.0
+        told = f"tokens a second, predicted; a prompt of {context:,} in {duration(whole_s)}"
+        yield ("reads", _speed(plan.prefill_tokens_per_s), told)
 
 
 def _speed(tokens_per_s: float) -> str:
