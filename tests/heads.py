@@ -97,13 +97,12 @@ def load_beside(
     source: WeightSource, architecture: Architecture, target: DecoderModel
 ) -> DecoderModel:
     """A head with its weights, beside its target."""
-    table = target.embedding.table
     return load_head(
         source,
         architecture,
         max_model_len=target.ropes.num_positions,
-        dtype=table.dtype,
-        device=table.device,
+        dtype=target.embedding.dtype,
+        device=target.embedding.device,
         ops=target.ops,
     ).beside(target)
 

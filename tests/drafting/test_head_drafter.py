@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from localllm.engine.engine import Engine
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.sampler import noise_key, sample_seed
 from localllm.model.decoder import DecoderModel
+from localllm.model.packed.int8 import Int8Weight
 from localllm.model.paged_kv_cache import PagedKVCache
+from localllm.quantize.recipe import Recipe
 from localllm.schedule.request import Request
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.sampling_params import SamplingParams
@@ -238,6 +241,21 @@ def test_drafts_are_the_head_s_own(architecture: str, backend: str, temperature:
     assert (head.fused_drafts is not None) == (backend == "auto")
     drafts = run_with_head(model, head, runner, cache, limits, temperature=temperature)
     check_drafts(model, head, drafts, temperature=temperature)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("embedding", ["keep", "int8"])
+def test_drafts_behind_a_quantized_embedding_are_the_head_s_own(embedding: Any) -> None:
+    recipe = Recipe("int8", embedding=embedding, head=embedding)
+    model = load_tiny_model(MODELS[0], dtype=torch.bfloat16, recipe=recipe, backend="auto")
+    assert isinstance(model.embedding.table, Int8Weight) == (embedding == "int8")
+    head = random_head(model)
+    assert head is not None
+    assert head.fused_drafts is not None
+    cache = head_cache(head, NUM_BLOCKS, 16)
+    runner = ModelRunner(head, cache, tables=[0] * len(cache.stacks), taps=(1,))
+    limits = Limits(num_blocks=NUM_BLOCKS, max_num_batched_tokens=24)
+    check_drafts(model, head, run_with_head(model, head, runner, cache, limits))
 
 
 @pytest.mark.parametrize("backend", ["torch", "auto"])

@@ -33,11 +33,14 @@ static int64_t outputs_of(const Product *p) {
                             : ((const FloatWeight *)p->weight)->width_out;
 }
 
-INLINE float embedded(const Head *h, int64_t at) {
+INLINE float embedded(const Head *h, int64_t token, int64_t i) {
+  const int64_t at = token * h->decoder->hidden + i;
   float value;
-  if (h->has_half) {
+  if (h->embeddings_kind == VALUES_BFLOAT16) {
     const uint32_t bits = (uint32_t)((const uint16_t *)h->embeddings)[at] << 16;
     memcpy(&value, &bits, sizeof value);
+  } else if (h->embeddings_kind == VALUES_INT8) {
+    value = (float)((const int8_t *)h->embeddings)[at] * h->embedding_scales[token];
   } else {
     value = ((const float *)h->embeddings)[at];
   }
@@ -61,7 +64,7 @@ static void join_rows(const Team *team, const Drafts *a, int64_t number) {
     }
     if (row % team->count != team->index) continue;
     float *to = a->pair + row * 2 * hidden;
-    for (int64_t i = 0; i < hidden; i++) to[i] = embedded(h, token * hidden + i);
+    for (int64_t i = 0; i < hidden; i++) to[i] = embedded(h, token, i);
     memcpy(to + hidden, before + row * hidden, (size_t)hidden * sizeof(float));
   }
   team_meet(team);

@@ -6,8 +6,9 @@
 
 typedef struct {
   const Decoder *decoder;
-  const void *embeddings; /* [tokens, hidden], in float32 or bfloat16 */
-  int64_t has_half;
+  const void *embeddings; /* [tokens, hidden] */
+  int64_t embeddings_kind;       /* a VALUES_, but not of halves */
+  const float *embedding_scales; /* [tokens], of VALUES_INT8 */
   float embedding_scale;
   const float *embedding_norm, *hidden_norm; /* [hidden] */
   Product join;                              /* of both, side by side */

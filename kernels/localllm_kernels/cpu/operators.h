@@ -22,12 +22,12 @@ typedef struct {
   int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
 } IntegerWeight;
 
-enum { VALUES_FLOAT32, VALUES_BFLOAT16, VALUES_FLOAT16 };
+enum { VALUES_FLOAT32, VALUES_BFLOAT16, VALUES_FLOAT16, VALUES_INT8 };
 typedef struct {
   const void *values; /* [out, in] */
   const float *bias;  /* [out], or NULL */
   int64_t width_out, width_in;
-  int64_t values_kind; /* a VALUES_ */
+  int64_t values_kind; /* a VALUES_ of floats */
 } FloatWeight;
 
 /* The functions of a gate, see gate.py. */

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from localllm.model.fused.cpu import CpuDecoder, group_structs
+from localllm.model.packed.int8 import Int8Weight
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.product import CProduct
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from localllm.model.join import Join
     from localllm.model.paged_kv_cache import PagedKVCache
     from localllm.model.rope import RopeTable
+
+
+# How tables of embeddings lie in memory, by the names in operators.h.
+_VALUES = {
+    torch.float32: "VALUES_FLOAT32",
+    torch.bfloat16: "VALUES_BFLOAT16",
+    torch.int8: "VALUES_INT8",
+}
 
 
 class DraftRequest(NamedTuple):
@@ -57,14 +66,19 @@ class CpuHead:
         assert join.embedding is not None
         assert join.hidden is not None
         assert isinstance(head.projection, CProduct)
-        assert isinstance(embedding.table, torch.Tensor)
+        table = embedding.table
+        values, self._scales = table, None
+        if isinstance(table, Int8Weight):
+            values, self._scales = table.codes, table.scales.float()
+        assert isinstance(values, torch.Tensor)
         self._scale = head.scale
         # One row for all positions of a rope that turns nothing, but C reads one for each.
         self._rope = rope.cos.contiguous(), rope.sin.contiguous()
         self._struct = structs.Head(
             ctypes.pointer(decoder.struct),
-            embedding.table.data_ptr(),
-            embedding.table.dtype == torch.bfloat16,
+            values.data_ptr(),
+            structs.value(_VALUES[values.dtype]),
+            structs.pointer(self._scales),
             embedding.scale,
             join.embedding.weight.data_ptr(),
             join.hidden.weight.data_ptr(),
@@ -81,14 +95,16 @@ class CpuHead:
         """Whether there is such a call for these."""
         products = (join.linear, head.projection)
         norms = (join.embedding, join.hidden)
+        table = embedding.table
+        values = table.codes if isinstance(table, Int8Weight) else table
         return (
             isinstance(decoder, CpuDecoder)
             and all(isinstance(product, CProduct) for product in products)
             and all(norm and _rounded(norm.eps) == decoder.struct.eps for norm in norms)
             and not any(norm and norm.is_centred for norm in norms)
             and join.fusion is None
-            and isinstance(embedding.table, torch.Tensor)
-            and embedding.table.dtype in (torch.float32, torch.bfloat16)
+            and isinstance(values, torch.Tensor)
+            and values.dtype in _VALUES
             and head.cap is None
         )
 
