@@ -68,7 +68,8 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
     """
     source = write_checkpoint(tmp_path / "source", small_config(family))
     ids = byte_tokenizer().encode("The square of 1234 is 1522756. The square").ids
-    calibration = CalibrationRequest(text=TEXT, text_name="squares", num_windows=16, length=64)
+    # With less text an expert may see too little: a router's choice that flips is most of the error.
+    calibration = CalibrationRequest(text=TEXT, text_name="squares", length=64)
     whole, errors = logits_of(source, "float32", ids)[0], []
     for method in ("awq+gptq", "rtn"):
         recipe, out = Recipe(method, group_size=32), tmp_path / method
