@@ -68,7 +68,7 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
     """
     source = write_checkpoint(tmp_path / "source", small_config(family))
     ids = byte_tokenizer().encode("The square of 1234 is 1522756. The square").ids
-    # With less text an expert may see too little: a router's choice that flips is most of the error.
+    # With less text an expert may see too little: one choice of a router is most of the error.
     calibration = CalibrationRequest(text=TEXT, text_name="squares", length=64)
     whole, errors = logits_of(source, "float32", ids)[0], []
     for method in ("awq+gptq", "rtn"):
