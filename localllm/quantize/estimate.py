@@ -18,7 +18,7 @@ from localllm.quantize.source import Ends, find_architecture, open_unquantized, 
 _PROBE, _PROBE_S = 1024, 0.15
 # The share of a large product's rate that generating text reaches, in a batch of some tens; and the
 # seconds per token that Python, attention and sampling add. Measured on two cores, 2026-11.
-_WRITING_SHARE, _WRITTEN_TOKEN_S = 0.9, 6e-4
+_WRITING_SHARE, _WRITTEN_TOKEN_S = 0.63, 4.8e-4
 # Loading a model, and reading and writing one layer. Measured on two cores, 2026-11.
 _LOAD_S, _LAYER_S = 2.0, 0.03
 # The share of that rate that the products of a layer reach, and the seconds per weight that fitting
