@@ -23,8 +23,7 @@ FP8_BLOCK = (128, 128)
 EndType = Literal["keep", "int8", "int4"]
 EMBEDDING_TYPES: tuple[EndType, ...] = ("keep", "int8")
 HEAD_TYPES: tuple[EndType, ...] = get_args(EndType)
-# Inputs that share a scale of an int4 head: of those that files know the fewest, since a head's
-# error reaches every token.
+# Inputs that share a scale of an int4 head: few, since its error reaches every token.
 _HEAD_GROUP = 32
 # The layouts of compressed-tensors that are not integers in words.
 _LAYOUTS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
@@ -145,6 +144,11 @@ class Recipe:
         elif self.head == "int8" and not (is_tied and self.embedding == "int8"):
             found[HEAD] = int8
         return found
+
+    def is_stored_once(self, *, is_tied: bool) -> bool:
+        """Whether the quantized embedding is also the head."""
+        ends = self.ends(is_tied=is_tied)
+        return is_tied and TABLE in ends and HEAD not in ends
 
     def quantization_config(
         self, skipped: list[str], ends: Mapping[str, EndFormat]

@@ -134,7 +134,7 @@ class _Job:
         self._text: CalibrationText | None = None
         is_tied = source.architecture.tie_word_embeddings
         self._ends = self._recipe.ends(is_tied=is_tied)
-        self._is_shared = is_tied and TABLE in self._ends and HEAD not in self._ends
+        self._is_shared = self._recipe.is_stored_once(is_tied=is_tied)
         # Of the inputs of a head in 4 bits, once the layers before it are written.
         self._head_moments: Tensor | None = None
 

@@ -161,7 +161,8 @@ class Ends:
         """Those that a recipe gives."""
         architecture = source.architecture
         shape = architecture.vocab_size, architecture.hidden_size
-        formats = recipe.ends(is_tied=architecture.tie_word_embeddings)
+        is_tied = architecture.tie_word_embeddings
+        formats = recipe.ends(is_tied=is_tied)
         kinds, num_bytes = {}, 0
         for name in (TABLE, HEAD):
             if name in formats:
@@ -170,7 +171,7 @@ class Ends:
             elif (info := source.weights.plain.get(f"{name}.weight")) is not None:
                 kinds[name] = architecture.dtype
                 num_bytes += written_bytes(info)
-        if architecture.tie_word_embeddings and TABLE in formats and HEAD not in formats:
+        if recipe.is_stored_once(is_tied=is_tied):
             num_bytes += _scale_bytes(source) * architecture.vocab_size  # again, for the head
         return cls(num_bytes, kinds[TABLE], kinds.get(HEAD), recipe.file_format)
 

@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -58,8 +59,12 @@ def ours(model: str, depth: int) -> Speeds:
     """One round of localllm."""
     tests = ["-p", str(PROMPT), "-n", str(DECODED), "--depth", str(depth), "-r", "1"]
     command = [sys.executable, "-m", "localllm", "bench", model, *tests]
-    report = json.loads(output_of([*command, "-c", str(depth + PROMPT + 128), "--json"]))
-    found = {row["test"]: row["tokens_per_s"]["median"] for row in report["results"]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        output_of([*command, "-c", str(depth + PROMPT + 128), "--json", str(path)])
+        report = json.loads(path.read_text())
+    speeds = [row for row in report["results"] if "tokens_per_s" in row]
+    found = {row["test"]: row["tokens_per_s"]["median"] for row in speeds}
     return {
         "prefill": next(speed for test, speed in found.items() if test.startswith("pp")),
         "decode": next(speed for test, speed in found.items() if test.startswith("tg")),

@@ -106,7 +106,7 @@ static void start_rows(const AttentionShape *s, const AttentionTask *task, const
   for (int64_t r = 0; r < state->rows; r++) {
     const float *from = query + query_of(s, task, r) * width;
     float row[MAX_DIM + 2 * LANES] = {0};
-    for (int64_t i = 0; i < width; i++) row[i] = from[i] * (s->scale);
+    for (int64_t i = 0; i < width; i++) row[i] = from[i] * s->scale;
     as_row(row, state->q + r * state->q_stride, state->depth, words);
   }
 }
