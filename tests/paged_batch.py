@@ -1,6 +1,7 @@
 """Requests of many lengths over one paged cache, for the tests of attention."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -27,11 +28,11 @@ def turned(cache: KVCache) -> KVCache:
     """The inverse of `KVCache.rows`."""
     *outer, size, width = cache.key.shape
     key, value = cache.key.transpose(-1, -2), cache.value
-    if cache.key.dtype == torch.bfloat16:
+    if cache.key.dtype != torch.float32:
         key = cache.key.view(*outer, size, width // 2, 2).transpose(-2, -3)
         value = value.view(*outer, size // 2, 2, width).transpose(-1, -2)
-    parts = (part.contiguous().view(cache.key.shape) for part in (key, value))
-    return KVCache(*parts, is_turned=True)
+    key, value = (part.contiguous().view(cache.key.shape) for part in (key, value))
+    return replace(cache, key=key, value=value, is_turned=True)
 
 
 class Batch:
@@ -100,10 +101,11 @@ class Batch:
             return KVCache(codes, codes, scales, scales)
         if self.kv_dtype not in CODE_LIMITS:
             rows = KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
-            return turned(rows) if self.is_turned else rows
-        key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
-        value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
-        return KVCache(key, value, key_scales, value_scales)
+        else:
+            key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
+            value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
+            rows = KVCache(key, value, key_scales, value_scales)
+        return turned(rows) if self.is_turned else rows
 
     def expected(
         self,

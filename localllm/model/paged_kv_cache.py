@@ -158,11 +158,11 @@ def empty_cache(
     """
     count = 1 if values_are_keys else 2
     stored = [_zeros(shape, dtype, device) for _ in range(count)]
+    is_turned = turns_keys and not values_are_keys and is_turnable(shape[-2], shape[-1], dtype)
     if dtype not in CODE_LIMITS:
-        is_turned = turns_keys and not values_are_keys and is_turnable(shape[-2], shape[-1], dtype)
         return KVCache(stored[0], stored[-1], is_turned=is_turned)
     scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(count)]
-    return KVCache(stored[0], stored[-1], scales[0], scales[-1])
+    return KVCache(stored[0], stored[-1], scales[0], scales[-1], is_turned)
 
 
 def _recurrent_caches(

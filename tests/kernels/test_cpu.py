@@ -34,7 +34,7 @@ from localllm_kernels.sampling.row_maxima import row_maxima_reference
 CPU = torch.device("cpu")
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 # Kinds of caches: their type, and whether they are turned.
-CACHES = [*((dtype, False) for dtype in KV_DTYPES), (torch.float32, True), (torch.bfloat16, True)]
+CACHES = [(dtype, is_turned) for dtype in KV_DTYPES for is_turned in (False, True)]
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 

@@ -24,9 +24,9 @@ class KVCache:
     Scales: float32 [num_blocks, num_kv_heads, block_size]; None where the values are plain.
 
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
-    them needs no sum across a vector: float32 [head_dim, block_size], bfloat16 in pairs [head_dim /
-    2, block_size, 2]; and values in bfloat16 with those of two tokens together, [block_size / 2,
-    head_dim, 2]. `rows` has them as the shapes say.
+    them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
+    / 2, block_size, 2]; and values, but for float32, with those of two tokens together, [block_size
+    / 2, head_dim, 2]. `rows` has them as the shapes say.
     """
 
     key: Tensor
@@ -42,10 +42,12 @@ class KVCache:
 
     def layer(self, index: int) -> "KVCache":
         """One layer of caches whose tensors have a first dimension of layers."""
-        if self.key_scales is None or self.value_scales is None:
-            return replace(self, key=self.key[index], value=self.value[index])
-        return KVCache(
-            self.key[index], self.value[index], self.key_scales[index], self.value_scales[index]
+        return replace(
+            self,
+            key=self.key[index],
+            value=self.value[index],
+            key_scales=None if self.key_scales is None else self.key_scales[index],
+            value_scales=None if self.value_scales is None else self.value_scales[index],
         )
 
     @property
@@ -61,13 +63,13 @@ class KVCache:
             keys = self.key.reshape(*outer, width // 2, size, 2).transpose(-2, -3)
             values = self.value.reshape(*outer, size // 2, width, 2).transpose(-1, -2)
             key, value = keys.reshape(shape), values.reshape(shape)
-        return KVCache(key.contiguous(), value.contiguous())
+        return replace(self, key=key.contiguous(), value=value.contiguous(), is_turned=False)
 
 
 def is_turnable(block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
     """Whether whole vectors of keys and of values lie in a block."""
-    plain = (torch.float32, torch.bfloat16)
-    return dtype in plain and block_size % 16 == 0 and head_dim % 16 == 0
+    types = (torch.float32, torch.bfloat16, *CODE_LIMITS)
+    return dtype in types and block_size % 16 == 0 and head_dim % 16 == 0
 
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:

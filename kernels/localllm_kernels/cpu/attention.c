@@ -28,42 +28,48 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
   /* Words of two numbers have what these caches hold exactly. */
   const int words = kind == KV_FLOAT32 ? FLOATS : PAIRS;
   const int has_scales = kind == KV_INT8 || kind == KV_FP8;
+  const int is_in_place = is_turned && !has_scales;
   Rows state;
-  Parts both[2];
+  Parts both[2], scratch;
   int64_t rows[2 * KEY_TILE];
   start_rows(s, task, query, words, is_turned, &state);
+  scratch_parts(&state, &scratch);
+  const CodeTable table = code_table(kind);
   const Part here = {state.most, state.sum, state.total}, before = part_in(state.before, state.rows);
   start_part(s, task, state.rows, state.dim, &before);
   start_stretch(&state);
   Span span = seen_keys(s, task);
   if (task->stretch >= 0) cut_span(&span, task->stretch);
   int64_t first = down_to(span.start, KEY_TILE);
-  if (is_turned && first < span.end) find_parts(cache, task, &span, first, both, words);
+  if (is_turned && first < span.end) find_parts(cache, task, &span, first, both, kind);
   for (int64_t number = 0; first < span.end; first += KEY_TILE, number ^= 1) {
-    Parts *parts = both + number, *ahead = is_turned ? both + !number : NULL;
+    Parts *found = both + number, *next = both + !number;
     move_to(&span, first);
     if (first % STRETCH == 0 && task->stretch < 0) {
       add_part(&before, &here, state.rows, state.dim);
       start_stretch(&state);
     }
-    if (is_turned) find_parts(cache, task, &span, first + KEY_TILE, ahead, words);
+    if (is_turned) find_parts(cache, task, &span, first + KEY_TILE, next, kind);
     if (span.low >= span.high) continue; /* all of its keys are hidden */
-    if (is_turned) {
-      end_values(&span, &state, parts, words);
+    if (is_in_place) {
+      end_values(&span, &state, found, kind);
+    } else if (is_turned) {
+      unpack_tile(cache, &span, found, next, &state, &table, kind);
     } else {
       find_rows(cache, task, &span, 2 * KEY_TILE, rows);
-      fill_tile(cache, &span, rows, &state, parts, kind, words);
+      fill_tile(cache, &span, rows, &state, kind, words);
     }
+    const Parts *parts = is_in_place ? found : &scratch;
     const int64_t step = words == PAIRS ? 2 : 1, from = span.low / LANES;
     const int64_t vectors = (span.high + LANES - 1) / LANES - from;
     const int64_t low = span.low / step;
     const int64_t depth = (span.high + step - 1) / step - low;
     for (int64_t r = 0; r < state.rows; r += LANES) {
       const int64_t count = state.rows - r < LANES ? state.rows - r : LANES;
-      const int is_asking = is_turned && r == 0;
-      const Columns keys = {parts->keys + from, is_asking ? ahead->keys + from : NULL,
-                            is_turned ? cache->block_size : KEY_TILE};
-      const Columns values = {parts->values + low, is_asking ? ahead->values + low : NULL, 0};
+      const int is_asking = is_in_place && r == 0;
+      const Columns keys = {parts->keys + from, is_asking ? next->keys + from : NULL,
+                            is_in_place ? cache->block_size : KEY_TILE};
+      const Columns values = {parts->values + low, is_asking ? next->values + low : NULL, 0};
       (words == PAIRS ? score_pairs : score_floats)(
           state.q + r * state.q_stride, state.q_stride, count, &keys, vectors, state.depth, NULL,
           state.scores + from * LANES, KEY_TILE);
@@ -108,7 +114,9 @@ ATTEND(attend_float32_turned, KV_FLOAT32, 1)
 ATTEND(attend_bfloat16, KV_BFLOAT16, 0)
 ATTEND(attend_bfloat16_turned, KV_BFLOAT16, 1)
 ATTEND(attend_int8, KV_INT8, 0)
+ATTEND(attend_int8_turned, KV_INT8, 1)
 ATTEND(attend_fp8, KV_FP8, 0)
+ATTEND(attend_fp8_turned, KV_FP8, 1)
 
 /* query, out: [tokens, heads, head_dim]. */
 void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
@@ -117,8 +125,8 @@ void team_attention(const Team *team, const AttentionShape *s, const AttentionTa
                                 float *) = {
       [KV_FLOAT32] = {attend_float32, attend_float32_turned},
       [KV_BFLOAT16] = {attend_bfloat16, attend_bfloat16_turned},
-      [KV_INT8] = {attend_int8, NULL},
-      [KV_FP8] = {attend_fp8, NULL}};
+      [KV_INT8] = {attend_int8, attend_int8_turned},
+      [KV_FP8] = {attend_fp8, attend_fp8_turned}};
   /* Tasks take different times, so a thread that is done takes the next one. */
   for (int64_t i; (i = team_next(team)) < count;)
     attend_one[s->cache.kind][s->cache.is_turned](s, tasks + i, query, out);

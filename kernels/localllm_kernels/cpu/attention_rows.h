@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kv_rows.h"
-#include "words.h"
 
 #define KEY_TILE 64
 #define STRETCH 1024   /* keys; whole tiles */

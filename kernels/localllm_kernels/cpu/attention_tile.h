@@ -125,47 +125,85 @@ INLINE void find_scales(const Tile *tile, float *scales) {
   for (int64_t j = 0; j < KEY_TILE; j++) scales[j] = tile->scales[tile->rows[j]];
 }
 
-/* Where the keys and values of a tile lie: LANES keys side by side, and a row of words of each value or
- * pair of values. */
+/* Where the keys and values of a tile lie: words of LANES keys side by side, and a row of words of each
+ * value or pair of values; of a cache in 8 bits these are pairs of codes. */
 typedef struct {
-  const float *keys[KEY_TILE / LANES], *values[KEY_TILE];
+  const void *keys[KEY_TILE / LANES], *values[KEY_TILE];
+  int64_t first_rows[KEY_TILE / LANES]; /* the index of each LANES keys' first one */
 } Parts;
 
 /* In the scratch, which is filled from rows. */
+INLINE void scratch_parts(const Rows *state, Parts *parts) {
+  for (int64_t v = 0; v < KEY_TILE / LANES; v++) parts->keys[v] = state->keys + v * LANES;
+  for (int64_t i = 0; i < KEY_TILE; i++) parts->values[i] = state->values + i * state->dim;
+}
 INLINE void fill_tile(const KVCache *c, const Span *span, const int64_t *rows, Rows *state,
-                      Parts *parts, const int kind, const int words) {
+                      const int kind, const int words) {
   const Tile keys = {c->keys, c->key_scales, rows, c->head_dim};
   const Tile values = {c->values, c->value_scales, rows, c->head_dim};
   turn_keys(&keys, down_to(span->low, LANES), span->high, state->depth, state->keys, kind, words);
   join_values(&values, down_to(span->low, 2), span->high, state->dim, state->values, kind, words);
   if (c->key_scales) find_scales(&keys, state->key_scales), find_scales(&values, state->value_scales);
-  for (int64_t v = 0; v < KEY_TILE / LANES; v++) parts->keys[v] = state->keys + v * LANES;
-  for (int64_t i = 0; i < KEY_TILE; i++) parts->values[i] = state->values + i * state->dim;
 }
 
 /* In a cache with keys side by side, for the tile from position `first` on; outside the span, of the
  * nearest keys within it. */
 INLINE void find_parts(const KVCache *c, const AttentionTask *task, const Span *span, int64_t first,
-                       Parts *parts, const int words) {
-  const int64_t step = words == PAIRS ? 2 : 1;
+                       Parts *parts, const int kind) {
+  const int64_t step = kind == KV_FLOAT32 ? 1 : 2, word = step * value_bytes(kind);
   for (int64_t v = 0; v < KEY_TILE / LANES; v++) {
     int64_t position = first + v * LANES;
     if (position >= span->end) position = down_to(span->end - 1, LANES);
     if (position + LANES <= span->start) position = down_to(span->start, LANES);
-    const int64_t inner = position % c->block_size, row = row_of(c, task, position) - inner;
-    const int64_t at = row * c->head_dim / step; /* of the block, in words */
-    parts->keys[v] = (const float *)c->keys + at + inner;
+    const int64_t inner = position % c->block_size, row = row_of(c, task, position);
+    const int64_t at = (row - inner) * c->head_dim / step; /* of the block, in words */
+    parts->first_rows[v] = row;
+    parts->keys[v] = (const char *)c->keys + (at + inner) * word;
     for (int64_t k = 0; k < LANES; k += step)
       parts->values[(v * LANES + k) / step] =
-          (const float *)c->values + at + (inner + k) / step * c->head_dim;
+          (const char *)c->values + (at + (inner + k) / step * c->head_dim) * word;
   }
 }
 
 /* A last value without a partner gets one of zeros: what lies there may not be finite. */
-INLINE void end_values(const Span *span, Rows *state, Parts *parts, const int words) {
-  if (words != PAIRS || span->high % 2 == 0) return;
+INLINE void end_values(const Span *span, Rows *state, Parts *parts, const int kind) {
+  if (kind == KV_FLOAT32 || span->high % 2 == 0) return;
   const float *from = parts->values[span->high / 2];
   for (int64_t i = 0; i < state->dim; i += LANES)
     store(state->values + i, (f32v)((u32v)load(from + i) & 0xffff));
   parts->values[span->high / 2] = state->values;
+}
+
+/* Of the tile's keys that anyone sees; the others' are 0, since those may not be finite. */
+INLINE void copy_scales(const float *from, const Span *span, const Parts *parts, float *scales) {
+  for (int64_t v = 0; v < KEY_TILE / LANES; v++)
+    store(scales + v * LANES, load(from + parts->first_rows[v]));
+  for (int64_t j = 0; j < span->low; j++) scales[j] = 0.0f;
+  for (int64_t j = span->high; j < KEY_TILE; j++) scales[j] = 0.0f;
+}
+
+/* Codes with keys side by side become words in the scratch; those of the next tile are asked for. */
+INLINE void unpack_tile(const KVCache *c, const Span *span, const Parts *codes, const Parts *ahead,
+                        Rows *state, const CodeTable *table, const int kind) {
+  const CodeTable own = *table; /* which no store changes */
+  const int64_t step = 2 * c->block_size;
+  for (int64_t v = span->low / LANES; v * LANES < span->high; v++) {
+    const uint8_t *from = codes->keys[v], *next = ahead->keys[v];
+    float *to = state->keys + v * LANES, *const end = to + state->depth * KEY_TILE;
+    for (; to < end; to += 2 * KEY_TILE, from += 2 * step, next += 2 * step) {
+      unpack_codes(from, from + step, &own, to, KEY_TILE, kind);
+      __builtin_prefetch(next, 0, 2), __builtin_prefetch(next + step, 0, 2);
+    }
+  }
+  for (int64_t j = down_to(span->low / 2, 2); 2 * j < span->high; j += 2) {
+    const uint8_t *from = codes->values[j], *second = codes->values[j + 1];
+    const uint8_t *next = ahead->values[j], *next_second = ahead->values[j + 1];
+    float *const to = state->values + j * state->dim;
+    for (int64_t i = 0; i < state->dim; i += LANES) {
+      unpack_codes(from + 2 * i, second + 2 * i, &own, to + i, state->dim, kind);
+      __builtin_prefetch(next + 2 * i, 0, 2), __builtin_prefetch(next_second + 2 * i, 0, 2);
+    }
+  }
+  copy_scales(c->key_scales, span, codes, state->key_scales);
+  copy_scales(c->value_scales, span, codes, state->value_scales);
 }

@@ -61,20 +61,19 @@ INLINE void store_part(float *p, f32v v, int64_t count) {
   memcpy(p, &v, (size_t)count * sizeof(float));
 }
 
-/* A bfloat16 is the upper half of a float. */
-INLINE f32v load_bf16(const uint16_t *p) {
+INLINE u32v load_u16(const uint16_t *p) {
 #if defined(__AVX512F__)
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-  return (f32v)_mm512_slli_epi32(wide, 16);
+  return (u32v)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__AVX2__)
-  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-  return (f32v)_mm256_slli_epi32(wide, 16);
+  return (u32v)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
 #else
   u16v half;
   memcpy(&half, p, sizeof half);
-  return (f32v)(__builtin_convertvector(half, u32v) << 16);
+  return __builtin_convertvector(half, u32v);
 #endif
 }
+/* A bfloat16 is the upper half of a float. */
+INLINE f32v load_bf16(const uint16_t *p) { return (f32v)(load_u16(p) << 16); }
 INLINE u16v round_bf16(f32v x) {
   const u32v bits = (u32v)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const u32v quiet = bits >> 16 | 64; /* NaN stays NaN */

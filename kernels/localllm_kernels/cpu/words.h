@@ -59,7 +59,7 @@ INLINE f32v paired(f32v first, f32v second) { return (f32v)((u32v)first >> 16 | 
 /* Where the columns of a tile lie: those of word `i` and vector `v` at parts[i] + v · LANES, or, if
  * `stride` is not 0, at parts[v] + i · stride. `ahead`: those that are needed next, or NULL. */
 typedef struct {
-  const float *const *parts, *const *ahead;
+  const void *const *parts, *const *ahead;
   int64_t stride;
 } Columns;
 
@@ -69,8 +69,8 @@ typedef struct {
 INLINE void multiply_few(const float *rows, int64_t row_stride, const Columns *columns, int64_t at,
                          int64_t depth, const float *keep, float *y, int64_t stride,
                          const int count, const int vectors, const int kind, const int is_strided) {
-  const float *const *parts = columns->parts + (is_strided ? at : 0);
-  const float *const *ahead = columns->ahead ? columns->ahead + (is_strided ? at : 0) : NULL;
+  const void *const *parts = columns->parts + (is_strided ? at : 0);
+  const void *const *ahead = columns->ahead ? columns->ahead + (is_strided ? at : 0) : NULL;
   f32v sums[WORD_ROWS][WORD_VECTORS];
   for (int r = 0; r < count; r++)
     for (int v = 0; v < vectors; v++) sums[r][v] = splat(0.0f);
@@ -79,8 +79,8 @@ INLINE void multiply_few(const float *rows, int64_t row_stride, const Columns *c
     for (int v = 0; v < vectors; v++) {
       const int64_t part = is_strided ? v : i;
       const int64_t offset = is_strided ? i * columns->stride : (at + v) * LANES;
-      here[v] = kept(load(parts[part] + offset));
-      if (ahead) __builtin_prefetch(ahead[part] + offset, 0, 2);
+      here[v] = kept(load((const float *)parts[part] + offset));
+      if (ahead) __builtin_prefetch((const float *)ahead[part] + offset, 0, 2);
     }
     for (int r = 0; r < count; r++)
       for (int v = 0; v < vectors; v++)
