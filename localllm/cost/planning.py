@@ -37,7 +37,7 @@ from localllm.hub.catalog import (
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.hub.checkpoint import FetchedModel, NamedDrafters
 from localllm.hub.download import fetch_model, find_here, find_snapshot
-from localllm.model.architecture import Architecture
+from localllm.model.architecture import TABLE, Architecture
 from localllm.model.blocks.block import RowBytes
 from localllm.model.dtypes import StateDType
 from localllm.model.families.table import read_architecture
@@ -352,6 +352,7 @@ def _shape_of_kind(
         num_parameters=architecture.num_parameters,
         is_here=False,
         entry=entry,
+        unread_bytes=0 if architecture.tie_word_embeddings else weights.linear_bytes(TABLE),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from localllm.model.architecture import HEAD, Architecture
+from localllm.model.architecture import HEAD, TABLE, Architecture
 from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.weights import WeightSource
@@ -29,8 +29,8 @@ _EXPERTS_ALONE = "mxfp4-experts"
 class RandomWeights(WeightSource):
     """Random weights; seed and name determine the tensor on a given device.
 
-    Linears are of `kind`, for mxfp4-experts those of experts only. If all are quantized, the head
-    is a separate int8 one, even where the embedding is tied.
+    Linears are of `kind`, for mxfp4-experts those of experts only. If all are quantized, embedding
+    and head are int8, as `localllm quantize` writes them; a tied head is the embedding.
     """
 
     architecture: Architecture
@@ -39,15 +39,23 @@ class RandomWeights(WeightSource):
     seed: int = 0
     # Looked up for every tensor; building them each time would take seconds for a large model.
     _linears: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
+    _ends: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        linears = self.architecture.quantized()
+        tensors = self.architecture.tensors()
+        linears, ends = self.architecture.quantized(), {}
         if self.kind == _EXPERTS_ALONE:
             experts = self.architecture.expert_linears()
             linears = {name: shape for name, shape in linears.items() if name in experts}
+        elif self.kind == "bf16":
+            linears = {}
+        else:
+            shapes = {name: tensors.get(f"{name}.weight") for name in (TABLE, HEAD)}
+            ends = {name: (shape[0], shape[1]) for name, shape in shapes.items() if shape}
         object.__setattr__(self, "_linears", linears)
-        object.__setattr__(self, "_tensors", self.architecture.tensors())
+        object.__setattr__(self, "_ends", ends)
+        object.__setattr__(self, "_tensors", tensors)
 
     def has_plain(self, name: str) -> bool:
         is_quantized = self.has_quantized(name.removesuffix(".weight"))
@@ -70,38 +78,32 @@ class RandomWeights(WeightSource):
         return name, "drawn at random"
 
     def has_quantized(self, linear: str) -> bool:
-        return self.kind != "bf16" and self._linear_shape(linear) is not None
+        return linear in self._linears or linear in self._ends
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
-        shape = self._linear_shape(linear)
-        assert shape is not None
-        weight = self._type_of(linear).draw(shape, self._generator(linear))
+        weight = self._type_of(linear).draw(self._quantized_shape(linear), self._generator(linear))
         return weight if self.device == device else _moved(weight, device)
 
     def linear_bytes(self, linear: str, item_bytes: int = 2) -> int:
-        """Stored bytes of a linear, plain values in `item_bytes` each; 0 if there is none."""
-        shape = self._linear_shape(linear)
-        if shape is None:
-            if linear == HEAD:
-                return item_bytes * prod(self._head_shape)
-            return item_bytes * prod(self._tensors.get(f"{linear}.weight", (0,)))
-        if self.kind == "bf16":
-            return item_bytes * prod(shape)
-        return self._type_of(linear).stored_bytes(shape)
+        """Stored bytes of a linear, of a tied head those of the embedding; plain values take
+        `item_bytes` each; 0 if there is none.
+        """
+        if linear == HEAD and self.architecture.tie_word_embeddings:
+            linear = TABLE
+        if self.has_quantized(linear):
+            return self._type_of(linear).stored_bytes(self._quantized_shape(linear))
+        return item_bytes * prod(self._tensors.get(f"{linear}.weight", (0,)))
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of all weights; values of plain tensors take `item_bytes` each."""
         plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
-        quantized = [] if self.kind == "bf16" else [*self._linears]
-        if self.has_quantized(HEAD):
-            quantized.append(HEAD)
-        return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
+        return plain * item_bytes + sum(map(self.linear_bytes, (*self._linears, *self._ends)))
 
     def layouts(self) -> set[WeightLayout | None]:
         """The layouts of the layers' linears, which decide the kernels; None for a plain one."""
         if self.kind == "bf16":
             return {None}
-        widths = {width_in for name, (_, width_in) in self._linears.items() if name != HEAD}
+        widths = {width_in for _, width_in in self._linears.values()}
         kind = self.kind.partition("-")[0]
         found: set[WeightLayout | None] = {
             WeightLayout(kind, width, drawn_group(width) if kind == "int4" else width)
@@ -110,20 +112,10 @@ class RandomWeights(WeightSource):
         return found | {None} if self.kind == _EXPERTS_ALONE else found
 
     def _type_of(self, linear: str) -> PackedType:
-        return PACKED_TYPES["int8" if linear == HEAD else self.kind.partition("-")[0]]
+        return PACKED_TYPES["int8" if linear in self._ends else self.kind.partition("-")[0]]
 
-    @property
-    def _head_shape(self) -> tuple[int, int]:
-        return self.architecture.vocab_size, self.architecture.hidden_size
-
-    def _linear_shape(self, linear: str) -> tuple[int, int] | None:
-        """(out, in) of a linear, None if there is none; a quantized head is never tied."""
-        if linear == HEAD:
-            if self.kind == _EXPERTS_ALONE:
-                return None
-            is_own = self.kind != "bf16" or not self.architecture.tie_word_embeddings
-            return self._head_shape if is_own else None
-        return self._linears.get(linear)
+    def _quantized_shape(self, linear: str) -> tuple[int, int]:
+        return self._ends.get(linear) or self._linears[linear]
 
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()

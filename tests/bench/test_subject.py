@@ -61,7 +61,7 @@ def test_a_drawn_model_runs_and_its_bytes_are_those_of_its_tensors(
     assert None not in tokens  # all finite
     source = subject.source
     assert isinstance(source, RandomWeights)
-    for linear in ("model.layers.1.mlp.down_proj", "lm_head"):
+    for linear in ("model.layers.1.mlp.down_proj", "model.embed_tokens", "lm_head"):
         if source.has_quantized(linear):
             weight = source.quantized(linear, CPU)
             held = (getattr(weight, each.name) for each in fields(weight))
@@ -69,7 +69,9 @@ def test_a_drawn_model_runs_and_its_bytes_are_those_of_its_tensors(
         elif source.has_plain(f"{linear}.weight"):
             stored = [source.plain(f"{linear}.weight")]
         else:
-            stored = [source.plain("model.embed_tokens.weight")]
+            assert tied
+            assert source.linear_bytes(linear) == source.linear_bytes("model.embed_tokens")
+            continue
         assert source.linear_bytes(linear) == sum(tensor.nbytes for tensor in stored)
 
 

@@ -276,8 +276,7 @@ class RandomBlocks(RandomWeights):
     """Linears in blocks, some of another type than those with which they become one product."""
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
-        shape = self._linear_shape(linear)
-        assert shape is not None
+        shape = RandomWeights.quantized(self, linear, device).shape
         torch.manual_seed(crc32(linear.encode()))
         name = "Q8_0" if "v_proj" in linear or "down_proj" in linear else "Q5_0"
         return random_blocks(name, *shape)
