@@ -96,7 +96,7 @@ def _command(home: Path, *arguments: str, rows: int = 40, **variables: str) -> W
 
 
 def _finished(window: Window) -> Window:
-    while window.process.isalive():
+    while window.process.poll() is None:
         window.pump()
     window.settle()
     return window
@@ -119,7 +119,7 @@ def chat(home: Path) -> None:
     window.wait_for("at once")
     window.wait_for(r"session 1 · context")  # the line below the prompt
     draw(window, "chat", "localllm chat")
-    window.process.close(force=True)
+    window.process.kill()
 
 
 def plan(home: Path) -> None:

@@ -114,8 +114,9 @@ class Shape:
     # The head or assistant, and the model, that draft for it.
     head: FoundHead | None = None
     draft: "Shape | None" = None
-    # Of the weights, what stays in its file.
+    # Of the weights, what stays in its file; of a publisher's copy in this format.
     unread_bytes: int = 0
+    published_bytes: int = 0
 
     def with_states(self, dtype: StateDType) -> "Shape":
         """The same, whose recurrences keep their matrices in `dtype`."""
@@ -353,6 +354,7 @@ def _shape_of_kind(
         is_here=False,
         entry=entry,
         unread_bytes=0 if architecture.tie_word_embeddings else weights.linear_bytes(TABLE),
+        published_bytes=weights.published_bytes,
     )
 
 

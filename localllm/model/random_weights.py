@@ -99,6 +99,12 @@ class RandomWeights(WeightSource):
         plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
         return plain * item_bytes + sum(map(self.linear_bytes, (*self._linears, *self._ends)))
 
+    @property
+    def published_bytes(self) -> int:
+        """Bytes of all weights with embedding and head in 16 bits, as publishers leave them."""
+        added = (2 * prod(shape) - self.linear_bytes(name) for name, shape in self._ends.items())
+        return self.resident_bytes(2) + sum(added)
+
     def layouts(self) -> set[WeightLayout | None]:
         """The layouts of the layers' linears, which decide the kernels; None for a plain one."""
         if self.kind == "bf16":

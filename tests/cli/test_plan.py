@@ -82,7 +82,11 @@ def test_the_remedy_is_one(localllm: Run, model: str, vram: str) -> None:
             "RTX 4060 with 8 GiB, of which 7.5 GB are assumed free beside a display\n",
         ),
         # Where a copy in 4 bits comes from, and what runs it.
-        (("qwen3-8b", "--vram", "8GiB"), "next: localllm chat Qwen/Qwen3-8B-AWQ  (fetches"),
+        # Of which the embedding and the head, in 16 bits, are 2.5 GB.
+        (
+            ("qwen3-8b", "--vram", "8GiB"),
+            "next: localllm chat Qwen/Qwen3-8B-AWQ  (fetches its publisher's int4, 6.1 GB)",
+        ),
         (("qwen3-8b", "--vram", "8GiB"), "or:   localllm quantize qwen3-8b  (fetches 16.4 GB"),
         (("smollm2-135m", "--vram", "8GiB"), "next: localllm quantize smollm2-135m --method int8"),
         (("gpt-oss-20b", "--vram", "24GiB"), "next: localllm chat gpt-oss-20b  (fetches"),

@@ -205,9 +205,8 @@ def next_steps(plan: "ModelPlan", engine: "EngineConfig") -> list[str]:
         return [f"  next: localllm chat {name}{flags}  (fetches {taken})"]
     steps = []
     if shape.kind == "int4" and entry is not None and entry.int4 is not None:
-        steps.append(
-            f"  next: localllm chat {entry.int4}{flags}  (fetches its publisher's int4, {taken})"
-        )
+        published = f"fetches its publisher's int4, {size(shape.published_bytes)}"
+        steps.append(f"  next: localllm chat {entry.int4}{flags}  ({published})")
     is_here = resolve_model(shape.name).repo is None
     source = "" if is_here else f"fetches {size(2 * shape.num_parameters)} and "
     made = f"localllm quantize {name}{_MADE_BY[shape.kind]}  ({source}makes {shape.kind} of it)"

@@ -122,8 +122,9 @@ def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
         ),
     ]
     if entry.int4 is not None:
-        text = f"fetch {entry.int4}, in 4 bits from its publisher: {size(small_bytes)}"
-        seconds = small_bytes / _ASSUMED_RATE
+        published_bytes = small.shape.published_bytes
+        text = f"fetch {entry.int4}, in 4 bits from its publisher: {size(published_bytes)}"
+        seconds = published_bytes / _ASSUMED_RATE
         choices.append(_Choice(entry.int4, text, seconds, small.fits))
     return sorted(choices, key=lambda choice: (not choice.fits, choice.seconds))
 
