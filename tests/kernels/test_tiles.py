@@ -6,6 +6,7 @@ import pytest
 import torch
 from c_products import linears_with
 
+import localllm_kernels
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
@@ -125,8 +126,8 @@ def test_pairs_in_tiles_are_products_of_bfloat16(
 
 
 @pytest.mark.slow
-def test_without_the_kernel_s_permission_vectors_multiply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_kernel_s_permission_vectors_multiply_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     header = tmp_path / "tiles.h"
     header.write_text(TILES.replace("syscall(...) 0", "syscall(...) -1"))
@@ -135,3 +136,8 @@ def test_without_the_kernel_s_permission_vectors_multiply(
     weight, x = torch.randn(45, 391).bfloat16(), torch.randn(20, 391)
     here = CpuLinears(load_library(cache_folder("kernels")), Team())
     assert torch.equal(refused.plain(weight, None)(x), here.plain(weight, None)(x))
+    monkeypatch.setattr(localllm_kernels, "load_library", lambda folder: refused.library)
+    localllm_kernels.cpu_ops()
+    assert [record.getMessage() for record in caplog.records] == [
+        "products are slower: the kernel does not let this process use AMX's tiles"
+    ]
