@@ -1,11 +1,13 @@
 """Prefill and decode behind more and more tokens: localllm and installed peers in turns.
 
     python tools/bench/at_depths.py MODEL [--llama-bin FOLDER --gguf FILE.gguf]
-        [--openvino PYTHON --gguf FILE.gguf] [--depths 0 2048 8192] [--rounds 5] [--json FILE]
+        [--openvino PYTHON --gguf FILE.gguf] [--onnx PYTHON --onnx-model FOLDER]
+        [--depths 0 2048 8192] [--rounds 5] [--json FILE]
 
-MODEL is what localllm runs; the peers run FILE.gguf. llama.cpp is measured by its own llama-bench
-from FOLDER; OpenVINO GenAI by the interpreter of an environment that has it, as the difference
-between the first tokens behind a depth with 512 tokens more and without them.
+MODEL is what localllm runs; llama.cpp and OpenVINO GenAI run FILE.gguf, ONNX Runtime GenAI what its
+model builder made in FOLDER. llama.cpp is measured by its own llama-bench from FOLDER, the others
+by the interpreter of an environment that has them, OpenVINO's prefill as the difference between the
+first tokens behind a depth with 512 tokens more and without them.
 """
 
 import argparse
@@ -47,6 +49,35 @@ longer = seconds(depth + prompt, 1 + decoded)
 print(json.dumps({"prefill": prompt / (whole - short), "decode": decoded / (longer - whole)}))
 """
 
+_ONNX = """
+import json, sys, time
+import numpy, onnxruntime_genai
+path, depth, prompt, decoded, threads = sys.argv[1], *map(int, sys.argv[2:])
+config = onnxruntime_genai.Config(path)
+session = {"session_options": {"intra_op_num_threads": threads}}
+config.overlay(json.dumps({"model": {"decoder": session}}))
+model = onnxruntime_genai.Model(config)
+drawn = numpy.random.default_rng(0)
+def read(generator, count):
+    generator.append_tokens(drawn.integers(1000, 40000, count).astype(numpy.int32))
+def speeds(depth, prompt, decoded):
+    asked = onnxruntime_genai.GeneratorParams(model)
+    total = depth + prompt + decoded + 2
+    asked.set_search_options(max_length=total, min_length=total, do_sample=False)
+    generator = onnxruntime_genai.Generator(model, asked)
+    if depth:
+        read(generator, depth)
+    began = time.perf_counter()
+    read(generator, prompt)
+    generator.generate_next_token()
+    first = time.perf_counter()
+    for _ in range(decoded):
+        generator.generate_next_token()
+    return prompt / (first - began), decoded / (time.perf_counter() - first)
+speeds(0, prompt, 2)
+print(json.dumps(dict(zip(("prefill", "decode"), speeds(depth, prompt, decoded)))))
+"""
+
 
 def output_of(command: list[str]) -> str:
     """What a command prints; it must succeed."""
@@ -80,10 +111,10 @@ def llama_cpp(folder: Path, gguf: Path, threads: int, depth: int) -> Speeds:
     return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
 
 
-def openvino(python: Path, gguf: Path, threads: int, depth: int) -> Speeds:
-    """One round of OpenVINO GenAI."""
+def in_python(python: Path, program: str, model: Path, threads: int, depth: int) -> Speeds:
+    """One round of a program above."""
     numbers = map(str, (depth, PROMPT, DECODED, threads))
-    printed = output_of([str(python), "-c", _OPENVINO, str(gguf), *numbers])
+    printed = output_of([str(python), "-c", program, str(model), *numbers])
     speeds: Speeds = json.loads(printed.splitlines()[-1])
     return speeds
 
@@ -95,6 +126,8 @@ def main() -> None:
     parser.add_argument("--llama-bin", type=Path)
     parser.add_argument("--openvino", type=Path)
     parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--onnx", type=Path)
+    parser.add_argument("--onnx-model", type=Path)
     parser.add_argument("--depths", type=int, nargs="*", default=[0, 2048, 8192])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -104,7 +137,13 @@ def main() -> None:
     if args.llama_bin is not None:
         peers["llama.cpp"] = lambda d: llama_cpp(args.llama_bin, args.gguf, threads, d)
     if args.openvino is not None:
-        peers["OpenVINO GenAI"] = lambda d: openvino(args.openvino, args.gguf, threads, d)
+        peers["OpenVINO GenAI"] = lambda d: in_python(
+            args.openvino, _OPENVINO, args.gguf, threads, d
+        )
+    if args.onnx is not None:
+        peers["ONNX Runtime GenAI"] = lambda d: in_python(
+            args.onnx, _ONNX, args.onnx_model, threads, d
+        )
     rows = []
     for depth in args.depths:
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -127,7 +166,9 @@ def main() -> None:
             sys.stdout.flush()
     if args.json is not None:
         place = describe_environment(None)
-        told = {"environment": place, "model": Path(args.model).name, "rows": rows}
+        of_peers = [str(path.name) for path in (args.gguf, args.onnx_model) if path is not None]
+        models = {"model": Path(args.model).name, "models of peers": of_peers}
+        told = {"environment": place, **models, "rows": rows}
         args.json.write_text(json.dumps(told, indent=2) + "\n")
 
 
