@@ -36,7 +36,8 @@ class CodedWeight:
     `codes`: [out, in], of int4 and mxfp4 (e2m1) uint8 below 16, of int8 int8, of fp8 float8_e4m3fn;
     `scales`: [out, num_groups], one for a row of int8, of mxfp4 exponents in uint8 (e8m0); with a
     `block` (outputs, inputs) one for each; `zeros`: as `scales`, None: 8 everywhere; `permutation`:
-    int64 [in], the input that each column belongs to.
+    int64 [in], the input that each column belongs to; `is_in_place`: the codes are multiplied where
+    they lie if the library can, since they are many, and few rows are multiplied with them.
     """
 
     kind: CodeKind
@@ -45,6 +46,7 @@ class CodedWeight:
     zeros: Tensor | None = None
     permutation: Tensor | None = None
     block: tuple[int, int] | None = None
+    is_in_place: bool = False
 
     @property
     def layout(self) -> WeightLayout:

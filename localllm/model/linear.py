@@ -1,7 +1,7 @@
 """Matrix products with weights, plain and quantized."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.linears import ExpertsProduct, Linears
+from localllm_kernels.linears import CodedWeight, ExpertsProduct, Linears
 
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
@@ -153,15 +153,20 @@ def packed_linear(
     bias: Tensor | None,
     dtype: torch.dtype,
     linears: Linears | None = None,
+    *,
+    is_in_place: bool = False,
 ) -> Projection:
     """The fastest product for `weight`, already on its device, in a model of `dtype`.
 
     It uses the kernels of `linears` if given, else torch's. In float32 the weight is dequantized
-    and nothing else is rounded.
+    and nothing else is rounded. `is_in_place`: see CodedWeight.
     """
     if linears is None:
         return weight.torch_product(bias, dtype) or DequantizedLinear(weight, bias, dtype, Linear)
-    own = linears.packed(weight.coded(), bias, dtype)
+    coded = weight.coded()
+    if is_in_place and isinstance(coded, CodedWeight):
+        coded = replace(coded, is_in_place=True)
+    own = linears.packed(coded, bias, dtype)
     return own or DequantizedLinear(weight, bias, dtype, linears.plain)
 
 

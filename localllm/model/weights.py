@@ -448,7 +448,7 @@ class WeightReader(Parts):
         bias = self._biases(names, parts)
         if rows is not None:
             fused, bias = fused.take_rows(rows), None if bias is None else bias[rows]
-        return self._packed(fused, bias)
+        return self._packed(fused, bias, is_in_place=names == (HEAD,))
 
     def heads(
         self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
@@ -529,7 +529,7 @@ class WeightReader(Parts):
         elif isinstance(table, Tensor):
             product = self._plain(table, None)
         else:
-            product = self._packed(table, None)
+            product = self._packed(table, None, is_in_place=True)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
 
     def drafting_head(self, architecture: Architecture) -> Head | ClusteredHead | None:
@@ -608,8 +608,10 @@ class WeightReader(Parts):
         """Give back the memory of what was read; it may be read again."""
         self._source.release()
 
-    def _packed(self, weight: PackedWeight, bias: Tensor | None) -> Projection:
-        product = packed_linear(weight, bias, self._dtype, self._linears)
+    def _packed(
+        self, weight: PackedWeight, bias: Tensor | None, *, is_in_place: bool = False
+    ) -> Projection:
+        product = packed_linear(weight, bias, self._dtype, self._linears, is_in_place=is_in_place)
         if isinstance(product, DequantizedLinear):
             self.without_kernel.add(weight.kind)
         return self._fixed(product)

@@ -104,6 +104,7 @@ def test_products_have_the_same_bits_on_arm(
         CodedWeight("int4", codes, scales, zeros),
         CodedWeight("int4", codes, scales),
         CodedWeight("int8", torch.randint(-128, 128, (48, 256), dtype=torch.int8), scales[:, :1]),
+        CodedWeight("int8", codes.to(torch.int8), scales[:, :1], is_in_place=True),
         CodedWeight("mxfp4", codes, torch.randint(100, 140, (48, 8), dtype=torch.uint8)),
         *(random_blocks(name, 48, 256).coded() for name in sorted(C_BLOCKS)),
     ]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from localllm_kernels.attention.paged_attention import paged_attention_reference
 from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
-from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.cpu.linear import CpuLinears, num_lanes
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import C_BLOCKS
@@ -412,12 +413,18 @@ def test_int4(
 def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
     codes = torch.randint(-128, 128, (width_out, width_in), dtype=torch.int8)
     scales, bias = torch.rand(width_out), torch.randn(width_out)
-    product = linears.packed(CodedWeight("int8", codes, scales[:, None]), bias, torch.bfloat16)
+    weight = CodedWeight("int8", codes, scales[:, None])
+    product = linears.packed(weight, bias, torch.bfloat16)
     x = torch.randn(11, width_in)
     rounded = rounded_rows(x, next(size for size in (128, 64, 16) if width_in % size == 0))
     expected = F.linear(rounded, codes.float() * scales[:, None], bias)
     assert (product(x) - expected).norm() / expected.norm() < 1e-3
     assert_rows_alone(product, x)
+    in_place = linears.packed(replace(weight, is_in_place=True), bias, torch.bfloat16)
+    for rows in (x, x[:1], x[:8]):
+        assert torch.equal(in_place(rows), product(rows))
+    lie_there = in_place.kept[0].data_ptr() == codes.data_ptr()
+    assert lie_there == (width_in % (4 * num_lanes(linears.library)) == 0)
 
 
 def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
@@ -482,6 +489,7 @@ def test_all_instruction_sets_give_the_same_bits(
         weights = (
             CodedWeight("int4", codes, scales, zeros),
             CodedWeight("int8", int8_codes, scales[:, :1]),
+            CodedWeight("int8", int8_codes, scales[:, :1], is_in_place=True),
         )
         blocks = [each.coded() for each in in_blocks]
         products = [linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks)]

@@ -8,6 +8,7 @@
 #include "operators.h"
 #include "quantize_rows.h"
 #include "tiles.h"
+#include "transpose.h"
 
 #define TILE 8             /* rows that share a pass over the weights */
 #define PANEL_BYTES 262144 /* quantized rows that stay in the second-level cache */
@@ -107,12 +108,11 @@ INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *tota
 }
 
 /* One block of LANES outputs for `rows` rows; callers pass `rows` and `form` as constants. */
-INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
-                           int rows, int form) {
+INLINE void multiply_block(const IntegerWeight *w, int64_t block, const uint8_t *codes,
+                           const QuantizedRows *x, float *y, int rows, int form) {
   const int bits = form == SIGNED8 ? 8 : 4;
   const int middle = form == SIGNED8 && IS_SIGNED8 ? 0 : middle_of(form);
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
-  const uint8_t *codes = w->codes + block * w->width_in * LANES * bits / 8;
   const int32_t *words = x->words;
   const int two_sums = rows <= TILE / 2; /* few rows: the steps of one sum would wait in line */
   f32v total[TILE];
@@ -154,29 +154,29 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
   store_totals(w, block, total, y, rows, form);
 }
 
-INLINE void multiply(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
-                     int64_t rows, int form) {
+INLINE void multiply(const IntegerWeight *w, int64_t block, const uint8_t *codes,
+                     const QuantizedRows *x, float *y, int64_t rows, int form) {
   switch (rows) {
-    case 1: multiply_block(w, block, x, y, 1, form); break;
-    case 2: multiply_block(w, block, x, y, 2, form); break;
-    case 3: multiply_block(w, block, x, y, 3, form); break;
-    case 4: multiply_block(w, block, x, y, 4, form); break;
-    case 5: multiply_block(w, block, x, y, 5, form); break;
-    case 6: multiply_block(w, block, x, y, 6, form); break;
-    case 7: multiply_block(w, block, x, y, 7, form); break;
-    default: multiply_block(w, block, x, y, TILE, form); break;
+    case 1: multiply_block(w, block, codes, x, y, 1, form); break;
+    case 2: multiply_block(w, block, codes, x, y, 2, form); break;
+    case 3: multiply_block(w, block, codes, x, y, 3, form); break;
+    case 4: multiply_block(w, block, codes, x, y, 4, form); break;
+    case 5: multiply_block(w, block, codes, x, y, 5, form); break;
+    case 6: multiply_block(w, block, codes, x, y, 6, form); break;
+    case 7: multiply_block(w, block, codes, x, y, 7, form); break;
+    default: multiply_block(w, block, codes, x, y, TILE, form); break;
   }
 }
 
 #if HAS_TILES
 /* A block for `count` tiles of `rows` rows each, which share the codes; callers pass `count` and `form`
  * as constants. */
-INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
-                              int64_t rows, const int count, int form) {
+INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8_t *codes,
+                              const QuantizedRows *x, float *y, int64_t rows, const int count,
+                              int form) {
   const int64_t group_words = w->group_size / 4, groups = w->width_in / w->group_size;
   const int64_t words = group_words % TILE_ROWS == 0 ? TILE_ROWS : 4; /* of a tile: its depth */
   const int bits = form == SIGNED8 ? 8 : 4, middle = middle_of(form);
-  const uint8_t *codes = w->codes + block * w->width_in * LANES * bits / 8;
   f32v total[TILES * TILE_ROWS];
   for (int64_t r = 0; r < count * rows; r++) total[r] = splat(0.0f);
   shape_tiles(rows, words);
@@ -222,9 +222,33 @@ INLINE QuantizedRows tile_from(const IntegerWeight *w, int64_t first, int64_t ro
                     w->width_in / w->group_size, most == TILE_ROWS);
 }
 
+/* The codes of a block as the others have them, from rows that lie apart. */
+static void turn_block(const IntegerWeight *w, int64_t block, uint8_t *turned) {
+  const int64_t width = w->width_in, last = w->width_out - 1;
+  const uint8_t *rows[LANES];
+  for (int64_t o = 0, at = block * LANES; o < LANES; o++, at++)
+    rows[o] = w->codes + (at < last ? at : last) * width;
+  for (int64_t i = 0; i < width; i += 4 * LANES, turned += 4 * LANES * LANES) {
+    f32v words[LANES];
+    for (int o = 0; o < LANES; o++) {
+      memcpy(words + o, rows[o] + i, sizeof words[o]);
+      __builtin_prefetch(rows[o] + i + LANES * width, 0, 2);
+    }
+    transpose(words);
+    for (int k = 0; k < LANES; k++) {
+      const u8x4v raised = (u8x4v)words[k] ^ 128;
+      memcpy(turned + 4 * LANES * k, &raised, sizeof raised);
+    }
+  }
+}
+
 INLINE void multiply_panel(const IntegerWeight *w, int64_t block, char *memory, float *y, int64_t rows,
                            int form) {
-  const int64_t most = tile_rows(rows);
+  const int64_t most = tile_rows(rows), bytes = w->width_in * LANES * (form == SIGNED8 ? 8 : 4) / 8;
+  const int is_in_rows = form == SIGNED8 && w->is_in_rows;
+  const uint8_t *codes = w->codes + block * bytes;
+  uint8_t turned[is_in_rows ? bytes : 1];
+  if (is_in_rows) turn_block(w, block, turned), codes = turned;
   for (int64_t first = 0, count; first < rows; first += count) {
     const QuantizedRows x = tile_from(w, first, rows, memory);
     float *to = y + first * w->width_out;
@@ -234,15 +258,15 @@ INLINE void multiply_panel(const IntegerWeight *w, int64_t block, char *memory, 
       if (rows - first >= TILES * TILE_ROWS) {
         QuantizedRows parts[TILES];
         for (int t = 0; t < TILES; t++) parts[t] = tile_from(w, first + t * TILE_ROWS, rows, memory);
-        multiply_in_tiles(w, block, parts, to, TILE_ROWS, TILES, form);
+        multiply_in_tiles(w, block, codes, parts, to, TILE_ROWS, TILES, form);
         count = TILES * TILE_ROWS;
       } else {
-        multiply_in_tiles(w, block, &x, to, count, 1, form);
+        multiply_in_tiles(w, block, codes, &x, to, count, 1, form);
       }
       continue;
     }
 #endif
-    multiply(w, block, &x, to, count, form);
+    multiply(w, block, codes, &x, to, count, form);
   }
 #if HAS_TILES
   if (most == TILE_ROWS) _tile_release();

@@ -5,7 +5,7 @@ integer products to int8 with one scale per group; see the sources for the formu
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure
 
 import torch
@@ -28,6 +28,9 @@ from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, 
 from localllm_kernels.pointwise.gate import GateKind
 
 _INT8_GROUPS = (128, 64, 32, 16)
+# Of four bytes.
+_SIGNS = 0x80808080 - (1 << 32)
+_PART_BYTES = 1 << 18
 _VALUES = {
     torch.float32: value("VALUES_FLOAT32"),
     torch.bfloat16: value("VALUES_BFLOAT16"),
@@ -79,18 +82,19 @@ class CpuLinears(Linears):
         layout, zeros = weight.layout, weight.zeros
         if not c_multiplies(layout, dtype, "cpu"):
             return None
-        bits, group = 4, layout.group
+        bits, group, is_in_rows = 4, layout.group, False
         if layout.kind == "int8":
             bits, group = 8, next(size for size in _INT8_GROUPS if layout.width_in % size == 0)
-            codes = _pack_bytes(weight.codes, self._lanes)
+            is_in_rows = weight.is_in_place and layout.width_in % (4 * self._lanes) == 0
+            codes = weight.codes if is_in_rows else _pack(weight.codes, self._lanes, _raised_words)
         else:
-            codes = _pack_codes(weight.codes, self._lanes)
+            codes = _pack(weight.codes, self._lanes, _halved_words)
         scales, scale_kind = _scales_in_c(weight)
         scales = _by_block(scales, self._lanes)
         zeros = None if zeros is None else _by_block(zeros, self._lanes)
         kept = (codes, scales, zeros, bias)
         struct = IntegerWeight(
-            *map(pointer, kept), bits, value(scale_kind), *weight.codes.shape, group
+            *map(pointer, kept), bits, value(scale_kind), *weight.codes.shape, group, is_in_rows
         )
         product = self._product("INTEGER", struct, kept)
         order = weight.permutation
@@ -149,21 +153,33 @@ def _scales_in_c(weight: CodedWeight) -> tuple[Tensor, str]:
     return (rounded, "SCALE_BFLOAT16") if is_exact else (scales, "SCALE_FLOAT32")
 
 
-def _pack_bytes(codes: Tensor, lanes: int) -> Tensor:
-    """int8 [out, in] as the library stores them; see operators.h."""
-    raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, -len(codes) % lanes))
-    words = raised.view(torch.int32).view(-1, lanes, codes.shape[1] // 4)
-    packed = words.transpose(1, 2).contiguous()
-    return packed.view(torch.uint8).view(*packed.shape, 4)
+def _raised_words(codes: Tensor) -> Tensor:
+    """int8 [out, in] -> int32 [out, in / 4], 128 above the codes."""
+    return codes.view(torch.int32) ^ _SIGNS
 
 
-def _pack_codes(codes: Tensor, lanes: int) -> Tensor:
-    """uint8 [out, in] below 16 as the library stores them; see operators.h."""
-    width_out, width_in = codes.shape
-    padded = F.pad(codes, (0, 0, 0, -width_out % lanes))
-    # Four codes at a time, as one integer.
-    low, high = padded.view(torch.int32).view(-1, lanes, width_in // 8, 2).unbind(3)
-    packed = (low | (high << 4)).transpose(1, 2).contiguous()
+def _halved_words(codes: Tensor) -> Tensor:
+    """uint8 [out, in] below 16 -> int32 [out, in / 8], the second four in the upper halves."""
+    eight = codes.view(torch.int64)
+    return (eight | (eight >> 28)).to(torch.int32)
+
+
+def _pack(codes: Tensor, lanes: int, as_words: Callable[[Tensor], Tensor]) -> Tensor:
+    """[out, in] -> uint8 [blocks, words, lanes, 4], as the library stores them, see operators.h; a
+    part at a time, which caches hold.
+    """
+    width_out, num_words = len(codes), as_words(codes[:1]).shape[1]
+    num_whole = width_out // lanes
+    packed = torch.empty(-(-width_out // lanes), num_words, lanes, dtype=torch.int32)
+    step = max(1, _PART_BYTES // (lanes * codes.shape[1]))
+    for first in range(0, num_whole, step):
+        part = packed[first : min(first + step, num_whole)]
+        words = as_words(codes[first * lanes : (first + len(part)) * lanes])
+        part.copy_(words.view(len(part), lanes, num_words).transpose(1, 2))
+    if num_whole < len(packed):
+        rest = as_words(codes[num_whole * lanes :])
+        packed[-1] = 0
+        packed[-1, :, : len(rest)] = rest.T
     return packed.view(torch.uint8).view(*packed.shape, 4)
 
 

@@ -127,7 +127,7 @@ class Block:
         return self.tokens[0].type in ("fence", "code_block")
 
     @property
-    def is_table(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether it is a table, whose columns depend on every row."""
         return self.tokens[0].type == "table_open"
 
@@ -199,7 +199,7 @@ class MarkdownRenderer:
         depth = max(token.level for token in block.tokens) // 2
         is_too_deep = depth * MAX_INDENT_CELLS + MIN_COLUMN_CELLS > width
         if is_too_deep or (
-            block.is_table and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width
+            block.is_in_place and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width
         ):
             return self.written(block, source, width)
         options = console.options.update(width=width)

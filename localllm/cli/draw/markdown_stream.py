@@ -101,7 +101,7 @@ class MarkdownPrinter:
         limit = max(1, min(MAX_LIVE_ROWS, lines - 1))
         rows = self._rows(block, columns)[self._num_printed :]
         settled: list[Row] = []
-        if sum(row.height(columns) for row in rows) > limit and not block.is_table:
+        if sum(row.height(columns) for row in rows) > limit and not block.is_in_place:
             num_settled = self._num_settled(block, rows)
             while num_settled and sum(row.height(columns) for row in rows) > limit:
                 settled.append(rows.pop(0))
@@ -146,7 +146,7 @@ class MarkdownPrinter:
 
     def _rows(self, block: Block, columns: int) -> list[Row]:
         width = self._width or columns
-        if block.is_table and self._num_printed:
+        if block.is_in_place and self._num_printed:
             # A line so long that its first rows are printed turned out to be a table header.
             return self._renderer.written(block, self._source, width)
         return self._renderer.rows(block, self._source, width)

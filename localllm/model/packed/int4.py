@@ -22,7 +22,9 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
     """The inverse of `pack_nibbles`."""
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    # Both bytes of a pair at once.
+    pairs = packed.to(torch.int16, memory_format=torch.contiguous_format)
+    return pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
