@@ -27,12 +27,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from localllm.cli.commands import PLACES
+
 ROOT = Path(__file__).parents[1]
 PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests")))
 # What programs import, but for those themselves. Not huggingface_hub, which reads the environment.
 MODULES = (
     "torch",
     "localllm.cli.main",
+    *(place.module for place in PLACES.values()),
     "localllm.cli.chat.ask_once",
     "localllm.cli.repl.repl",
     "localllm.cli.repl.slash_commands",

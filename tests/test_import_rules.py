@@ -208,6 +208,12 @@ def test_an_answer_on_a_cpu_does_not_wait_for_triton() -> None:
     assert run_and_look([words], "triton") == "0 False"
 
 
+def test_a_list_of_the_commands_waits_for_none_of_them() -> None:
+    for command in (["--help"], ["ls"]):
+        for module in ("localllm.cli.chat.flags", "localllm.cli.bench.command"):
+            assert run_and_look([command], module) == "0 False"
+
+
 def run_and_look(commands: list[list[str]], module: str) -> str:
     """The exit codes of commands in a new process, and whether `module` is loaded then."""
     code = (

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from localllm.cli.commands import PLACES
+from localllm.cli.flags.help import first_sentence
 from localllm.cli.main import app
 from localllm.cli.repl.slash_commands import SLASH_COMMANDS
 from localllm.errors import ExitCode
@@ -34,6 +36,12 @@ def test_a_page_names_every_command() -> None:
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         if not command.hidden:
             assert re.search(rf"localllm {name}\b|, `{name} ", text), name
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_the_help_of_each() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, place in PLACES.items():
+        assert place.summary == first_sentence(commands[name].help)
 
 
 def test_the_page_on_chat_has_every_slash_command_as_it_is_typed() -> None:

@@ -10,36 +10,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, cast
 
 import typer
 
-from localllm.cli.bench.command import bench
-from localllm.cli.bench.eval import evaluate_model
-from localllm.cli.chat.command import chat
-from localllm.cli.chat.sessions import sessions
-from localllm.cli.draw.examples import examples
+from localllm.cli.commands import HELP_NAMES, PLACES, Root
 from localllm.cli.draw.output import StdoutClosedError, print_error
-from localllm.cli.flags.help import ALIASES, Command, Group
+from localllm.cli.flags.help import ALIASES
 from localllm.cli.flags.origins import origin
 from localllm.cli.flags.settings import flag_defaults
 from localllm.cli.machine.completion import PROGRAM, complete_in, names_shell
-from localllm.cli.machine.config import config
-from localllm.cli.machine.doctor import doctor
-from localllm.cli.models.cache import cache
-from localllm.cli.models.ls import ls
-from localllm.cli.models.plan import plan
-from localllm.cli.models.pull import pull
-from localllm.cli.models.rm import rm
-from localllm.cli.models.show import show
-from localllm.cli.models.warm import warm
-from localllm.cli.quantize.command import quantize
-from localllm.cli.serve.command import serve
-from localllm.cli.serve.launch import launch
-from localllm.cli.serve.limits import limits
-from localllm.cli.serve.ps import ps, stop
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.process.ending import end_in_time
@@ -47,7 +29,6 @@ from localllm.user.places import lost_places
 from localllm.user.settings import read_settings
 from localllm.user.version import __version__
 
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # The common base of typer's usage errors, whose module differs between versions of typer.
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
@@ -59,43 +40,12 @@ _BEFORE_ALL = ("-h", "--help", "--version", "--install-completion", "--show-comp
 
 app = typer.Typer(
     name="localllm",
-    cls=Group,
+    cls=Root,
     help="Run a language model on your own machine. Start with: localllm chat",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings=_HELP_NAMES,
+    context_settings=HELP_NAMES,
 )
-_COMMANDS: dict[str, Callable[..., int | None]] = {
-    "chat": chat,
-    "serve": serve,
-    "launch": launch,
-    "ps": ps,
-    "stop": stop,
-    "limits": limits,
-    "quantize": quantize,
-    "eval": evaluate_model,
-    "bench": bench,
-    "pull": pull,
-    "warm": warm,
-    "ls": ls,
-    "show": show,
-    "rm": rm,
-    "plan": plan,
-    "doctor": doctor,
-}
-for name, command in (
-    _COMMANDS | {alias: _COMMANDS[name] for alias, name in ALIASES.items()}
-).items():
-    app.command(
-        name,
-        cls=Command,
-        hidden=name in ALIASES,
-        epilog=examples(ALIASES.get(name, name)),
-        context_settings=_HELP_NAMES,
-    )(command)
-app.add_typer(cache, name="cache", context_settings=_HELP_NAMES)
-app.add_typer(sessions, name="sessions", context_settings=_HELP_NAMES)
-app.add_typer(config, name="config", context_settings=_HELP_NAMES)
 
 
 def _print_version(wanted: bool) -> None:
@@ -168,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except _USAGE_ERROR as error:
         context: typer.Context | None = getattr(error, "ctx", None)
-        word = next((word for word in arguments if word in _COMMANDS), "")
+        word = next((word for word in arguments if word in PLACES or word in ALIASES), "")
         command = context.command_path if context is not None else f"localllm {word}".rstrip()
         message = str(getattr(error, "format_message", error.__str__)())
         where = origin(getattr(error, "param", None), context)

@@ -79,21 +79,29 @@ class Group(TyperGroup):
             raise RequestError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
+    def summaries(self, ctx: Any) -> dict[str, str]:
+        """The first sentence of each command's help; none of hidden ones."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        return {
+            name: first_sentence(command.help or "")
+            for name, command in found.items()
+            if command is not None and not command.hidden
+        }
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """See click."""
         others = {name: alias for alias, name in ALIASES.items()}
-        rows = []
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command is None or command.hidden:
-                continue
-            names = f"{name}, {others[name]}" if name in others else name
-            rows.append((names, _first_sentence(command.help or "")))
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl(
+                [
+                    (f"{name}, {others[name]}" if name in others else name, summary)
+                    for name, summary in self.summaries(ctx).items()
+                ]
+            )
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """Of a help text, in one line."""
     paragraph = " ".join(text.split("\n\n")[0].split())
     end = paragraph.find(". ")
     return paragraph if end < 0 else paragraph[: end + 1]
