@@ -129,13 +129,11 @@ def main() -> None:
     for ends in ({}, {"embedding": "int8", "head": "int8"}, {"embedding": "int8", "head": "int4"}):
         recipe = Recipe("gptq", **ends)
         row((recipe.embedding, recipe.head), own.measure(recipe), nearest[128, True])
-    table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
-    sources = {"the model": written, "books": of_books(books, args.samples)}
-    for method, (name, request) in itertools.product(("awq", "gptq"), sources.items()):
-        for samples in (16, args.samples, 128):
-            bench = Bench(text, replace(request, num_windows=samples))
-            found = bench.measure(Recipe(method, 128, True))
-            row((method, name, str(samples)), found, nearest[128, True])
+    table("Calibration, gptq, symmetric groups of 128", ("text", "windows"))
+    sources = {"the model's": written, "books": of_books(books, args.samples)}
+    for (name, request), samples in itertools.product(sources.items(), (16, args.samples)):
+        found = Bench(text, replace(request, num_windows=samples)).measure(Recipe("gptq"))
+        row((name, str(samples)), found, nearest[128, True])
 
 
 if __name__ == "__main__":
