@@ -34,7 +34,7 @@ class CalibrationRequest:
     text: str | None = None
     text_name: str | None = None
     dataset: str | None = None
-    num_windows: int = 32
+    num_windows: int = 40
     length: int = 512
     seed: int = 0
 

@@ -44,7 +44,8 @@ def test_a_copy_in_4_bits_takes_as_long_as_foretold(
 ) -> None:
     architecture = architecture_of(tiny_config("Qwen2ForCausalLM", **config))
     recipe = Recipe("gptq", group_size, embedding="int8", head="int8")
-    told = stage_seconds(architecture, recipe, CalibrationRequest(), RATES, verify=True)
+    calibration = CalibrationRequest(num_windows=32)
+    told = stage_seconds(architecture, recipe, calibration, RATES, verify=True)
     named, whole = told.named(), sum(measured.values())
     assert told.total == pytest.approx(whole, rel=0.1)
     for stage, seconds in measured.items():

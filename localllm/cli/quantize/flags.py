@@ -96,7 +96,7 @@ class CalibrationFlags(Flags):
 
     calib_text: Path | None = flag(help="Calibrate on this text file.")
     calib_dataset: str | None = flag(help="Calibrate on a data set from the hub.")
-    calib_samples: int = setting(32, help="Number of windows of calibration text.")
+    calib_samples: int = setting(40, help="Number of windows of calibration text.")
     calib_seqlen: int = setting(512, help="Tokens in each window.")
     seed: int = setting(0, help="Seed of the text that the model writes.")
 
