@@ -332,7 +332,8 @@ def test_tokenizers(siege: Siege, tmp_path: Path) -> None:
 def test_checkpoints(siege: Siege, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Those of strangers are tried above; here it would only take longer.
     monkeypatch.setattr(
-        "localllm.hub.checkpoint.open_tokenizer", lambda folder, _: Tokenizer.from_folder(folder)
+        "localllm.hub.checkpoint.open_tokenizer",
+        lambda folder, *_, **flags: Tokenizer.from_folder(folder),
     )
     folder, random = tmp_path / "model", Random(7)
     write_checkpoint(folder, tiny_config("Qwen3ForCausalLM", num_hidden_layers=1))
