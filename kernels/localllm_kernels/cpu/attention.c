@@ -34,7 +34,8 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
   int64_t rows[2 * KEY_TILE];
   start_rows(s, task, query, words, is_turned, &state);
   scratch_parts(&state, &scratch);
-  const CodeTable table = code_table(kind);
+  CodeTable table = {0};
+  if (is_turned && has_scales) table = code_table(kind);
   const Part here = {state.most, state.sum, state.total}, before = part_in(state.before, state.rows);
   start_part(s, task, state.rows, state.dim, &before);
   start_stretch(&state);
