@@ -1,6 +1,7 @@
 """Weights of random blocks in each of GGUF's types, with scales that are numbers."""
 
 import torch
+from torch import Tensor
 
 from localllm.files.gguf import BLOCK_TYPES
 from localllm.model.packed.blocks import BlockWeight
@@ -13,6 +14,11 @@ _HALVES = {
     "Q3_K": (108,),
     "Q6_K": (208,),
 }
+
+
+def random_e4m3(*shape: int) -> Tensor:
+    """Positive numbers of every size that e4m3 has, zero among them."""
+    return torch.randint(0x7F, shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
 
 
 def random_blocks(name: str, rows: int, width: int) -> BlockWeight:

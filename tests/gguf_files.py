@@ -17,7 +17,11 @@ from gguf_models import GgufModel
 from torch import Tensor
 
 from localllm.model.families.aliases import with_known_names
+from localllm.model.packed.nvfp4_schemes import GgufNvfp4
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.rounding import round_weight
 
+_NVFP4 = gguf.GGMLQuantizationType.NVFP4
 _EXPERT = re.compile(r"(model\.layers\.(\d+)\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _OF_EXPERTS = {
@@ -77,6 +81,9 @@ def write_gguf(
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{model.arch}.{name}", value)
     for name, tensor in tensors.items():
+        if matrices == "NVFP4" and _type_of(name, tensor.shape, _NVFP4) is _NVFP4:
+            _add_nvfp4(writer, name, tensor, is_rounded=is_rounded)
+            continue
         values = tensor.contiguous().float().numpy()
         kind = _type_of(name, values.shape, gguf.GGMLQuantizationType[matrices])
         codes = gguf.quants.quantize(values, kind)
@@ -89,6 +96,23 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_nvfp4(writer: gguf.GGUFWriter, name: str, tensor: Tensor, *, is_rounded: bool) -> None:
+    """With the scale of the tensor, or of each expert, which the package cannot make."""
+    experts = tensor if tensor.dim() > 2 else tensor[None]
+    weights = [round_weight(each.float(), Recipe("nvfp4")) for each in experts]
+    if is_rounded:
+        values = torch.stack([each.dequantize(torch.float32) for each in weights])
+        writer.add_tensor(name, values.view_as(tensor).numpy())
+        return
+    parts = [GgufNvfp4().write(each) for each in weights]
+    codes = torch.stack([part["weight"] for part in parts]).view(*tensor.shape[:-1], -1)
+    writer.add_tensor(name, codes.numpy(), raw_dtype=_NVFP4)
+    scales = torch.cat([part["scale"] for part in parts])
+    base = name.removesuffix(".weight")
+    writer.add_tensor(f"{base}.scale", scales.numpy())
+    writer.add_tensor(f"{base}.input_scale", torch.ones_like(scales).numpy())
 
 
 def _type_of(

@@ -18,8 +18,10 @@ from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4 import Int4Weight, pack_nibbles
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
+from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
-from localllm.quantize.rounding import round_mxfp4
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.rounding import round_weight
 
 
 def quantize_naively(weight: Tensor, *, symmetric: bool, permuted: bool) -> Int4Weight:
@@ -85,6 +87,11 @@ MXFP4_CONFIG = {
     },
     "ignore": ["lm_head"],
 }
+MODELOPT_CONFIG = {
+    "quant_method": "modelopt",
+    "quant_algo": "NVFP4",
+    "exclude_modules": ["lm_head"],
+}
 GOLDEN: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "awq": (AWQ_CONFIG, Awq(16), ASYMMETRIC),
     "packed": (packed_config(True), PackedInt4(16, True), SYMMETRIC),
@@ -137,7 +144,9 @@ def write_golden(
             if isinstance(scheme, Fp8):
                 weight = to_fp8(tensor, scheme)
             elif isinstance(scheme, PackedMxfp4 | BlocksMxfp4):
-                weight = round_mxfp4(tensor)
+                weight = round_weight(tensor, Recipe("mxfp4"))
+            elif isinstance(scheme, PackedNvfp4 | ModelOptNvfp4):
+                weight = round_weight(tensor, Recipe("nvfp4"))
             else:
                 weight = quantize_naively(tensor, **kind)
             plain[name] = weight.dequantize(torch.float32)

@@ -33,11 +33,13 @@ class ExpertsProduct(Protocol):
 class CodedWeight:
     """A quantized weight as every library takes it, to pack it in its own way.
 
-    `codes`: [out, in], of int4 and mxfp4 (e2m1) uint8 below 16, of int8 int8, of fp8 float8_e4m3fn;
-    `scales`: [out, num_groups], one for a row of int8, of mxfp4 exponents in uint8 (e8m0); with a
-    `block` (outputs, inputs) one for each; `zeros`: as `scales`, None: 8 everywhere; `permutation`:
-    int64 [in], the input that each column belongs to; `is_in_place`: the codes are multiplied where
-    they lie if the library can, since they are many, and few rows are multiplied with them.
+    `codes`: [out, in], of int4, mxfp4 and nvfp4 (e2m1) uint8 below 16, of int8 int8, of fp8
+    float8_e4m3fn; `scales`: [out, num_groups], one for a row of int8, of mxfp4 exponents in uint8
+    (e8m0), of nvfp4 float8_e4m3fn; with a `block` (outputs, inputs) one for each; `factors`: of
+    nvfp4 float32 [out], by which the scales are multiplied; `zeros`: as `scales`, None: 8
+    everywhere; `permutation`: int64 [in], the input that each column belongs to; `is_in_place`: the
+    codes are multiplied where they lie if the library can, since they are many, and few rows are
+    multiplied with them.
     """
 
     kind: CodeKind
@@ -46,6 +48,7 @@ class CodedWeight:
     zeros: Tensor | None = None
     permutation: Tensor | None = None
     block: tuple[int, int] | None = None
+    factors: Tensor | None = None
     is_in_place: bool = False
 
     @property

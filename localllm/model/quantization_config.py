@@ -11,6 +11,8 @@ from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
+from localllm.model.packed.nvfp4 import GROUP_SIZE
+from localllm.model.packed.nvfp4_schemes import GgufNvfp4, ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_fields import broken, check_quantization_fields, refused
 
@@ -142,8 +144,14 @@ def _read_fp8(raw: Mapping[str, Any]) -> SchemesOf:
 
 def _read_modelopt(raw: Mapping[str, Any]) -> SchemesOf:
     inner = raw.get("quantization")
-    _choice(inner if isinstance(inner, Mapping) else raw, "quant_algo", ("FP8",), None)
-    return _everywhere(Fp8("weight_scale", None))
+    found = inner if isinstance(inner, Mapping) else raw
+    known = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
+    algorithm = _choice(found, "quant_algo", known, None)
+    fp8, nvfp4 = Fp8("weight_scale", None), ModelOptNvfp4()
+    if algorithm == "MIXED_PRECISION":
+        # Each linear's tensors say which of the two it is.
+        return _everywhere(nvfp4, fp8)
+    return _everywhere(fp8 if algorithm == "FP8" else nvfp4)
 
 
 def _block(value: Any) -> tuple[int, int]:
@@ -230,6 +238,9 @@ def _compressed_schemes(layout: Any, weights: Mapping[str, Any]) -> tuple[Scheme
         case "float", 4, "group" if layout == "mxfp4-pack-quantized":
             if _group_size(weights) == 32:
                 return (PackedMxfp4(),)
+        case "float", 4, "tensor_group" if stored_as("nvfp4-pack-quantized"):
+            if _group_size(weights) == GROUP_SIZE:
+                return (PackedNvfp4(),)
         case "float", 8, "tensor" | "channel" if stored_as("float-quantized", "naive-quantized"):
             return (Fp8("weight_scale", None),)
         case "float", 8, "block" if stored_as("float-quantized", "naive-quantized"):
@@ -249,5 +260,5 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], SchemesOf]] = {
     "fbgemm_fp8": lambda raw: _everywhere(Fp8("weight_scale", None)),
     "modelopt": _read_modelopt,
     "mxfp4": lambda raw: _everywhere(BlocksMxfp4()),
-    "gguf": lambda raw: _everywhere(*BLOCK_SCHEMES),
+    "gguf": lambda raw: _everywhere(GgufNvfp4(), *BLOCK_SCHEMES),
 }

@@ -29,7 +29,7 @@ _NAMES = (
     "quant_method method version format bits w_bit group_size q_group_size zero_point sym desc_act "
     "checkpoint_format is_marlin_format pack_dtype dynamic weight_block_size config_groups "
     "quantization_status transform_config sparsity_config packing_format data_type extra_config "
-    "quantization quant_algo "
+    "quantization quant_algo quantized_layers "
     # Which linears are quantized.
     "ignore ignored_layers modules_to_not_convert modules_in_block_to_quantize exclude_modules "
     "lm_head block_name_to_quantize to_quant_block_names module_name_preceding_first_block "

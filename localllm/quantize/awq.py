@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localllm.quantize.grid import fit_grid
+from localllm.quantize.grid import GridKind, fit_grid
 
 NUM_RATIOS = 20
 # Outputs whose error the search computes, spread over all: scales belong to inputs, so these tell
@@ -28,8 +28,7 @@ def search_scales(
     hessian: Tensor,
     magnitudes: Tensor,
     *,
-    group_size: int,
-    symmetric: bool,
+    kind: GridKind,
     tie: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Scales float32 [in] for the input of `weight` [out, in]; all 1 if none reduces the error.
@@ -37,7 +36,7 @@ def search_scales(
     `hessian`: [in, in], second moments of the inputs; `magnitudes`: [in], their mean absolute
     values; `tie` makes the scales equal that have to be equal.
     """
-    grouped = weight.abs().view(weight.shape[0], -1, group_size)
+    grouped = weight.abs().view(weight.shape[0], -1, kind.group_size)
     relative = grouped / grouped.amax(-1, keepdim=True).clamp(min=1e-12)
     weight_magnitudes = relative.view_as(weight).mean(0)
     best = torch.ones_like(magnitudes)
@@ -45,7 +44,7 @@ def search_scales(
         # At no whole distance from each other, which would take the same rows of every head.
         rows = torch.linspace(0, len(weight) - 1, NUM_OUTPUTS, device=weight.device)
         weight = weight[rows.long()]
-    least = output_error(weight, best, hessian, group_size, symmetric)
+    least = output_error(weight, best, hessian, kind)
     for uses_weights in (True, False):
         for step in range(1, NUM_RATIOS):
             ratio = step / NUM_RATIOS
@@ -53,7 +52,7 @@ def search_scales(
             if uses_weights:
                 scales = scales / (weight_magnitudes.clamp(min=1e-6) ** (1 - ratio))
             scales = normalised(scales if tie is None else tie(scales))
-            error = output_error(weight, scales, hessian, group_size, symmetric)
+            error = output_error(weight, scales, hessian, kind)
             if error < least:
                 best, least = scales, error
     return best
@@ -65,11 +64,9 @@ def normalised(scales: Tensor) -> Tensor:
     return scales / (scales.max() * scales.min()).sqrt()
 
 
-def output_error(
-    weight: Tensor, scales: Tensor, hessian: Tensor, group_size: int, symmetric: bool
-) -> float:
+def output_error(weight: Tensor, scales: Tensor, hessian: Tensor, kind: GridKind) -> float:
     """Squared output error of `weight` [out, in] rounded under `scales`, a mean over the inputs."""
     scaled = weight * scales
-    grid = fit_grid(scaled, group_size, symmetric=symmetric)
+    grid = fit_grid(scaled, kind)
     error = weight - grid.values(grid.round(scaled)) / scales
     return float(((error @ hessian) * error).sum())

@@ -11,6 +11,7 @@ from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.int8 import Int8Weight
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
+from localllm.quantize.integer_grid import IntegerGrids
 from localllm.quantize.inverse import DampedInverse
 
 _ROWS = 8192
@@ -31,12 +32,14 @@ def round_to_int4(
     `progress`: told how many rows are done.
     """
     inverse = None if hessian is None else DampedInverse.of(hessian.clone())
-    parts: list[Int4Weight] = []
+    kind, parts = IntegerGrids(group_size, symmetric=True), list[Int4Weight]()
     for stored in torch.split(weight, _ROWS):
         rows = stored.float() if hessian is None else stored.to(hessian)
-        grid = fit_grid(rows, group_size, symmetric=True, hessian=hessian)
+        grid = fit_grid(rows, kind, hessian)
         codes = grid.round(rows) if inverse is None else round_columns(rows, inverse, grid)
-        parts.append(grid.weight(codes))
+        part = grid.weight(codes)
+        assert isinstance(part, Int4Weight)
+        parts.append(part)
         progress(sum(len(part.codes) for part in parts))
     return Int4Weight.stack(parts)
 

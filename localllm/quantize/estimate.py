@@ -121,7 +121,7 @@ def stage_seconds(
     head = text = measuring = 0.0
     if recipe.head == "int4":
         # The errors of grids, and GPTQ; as a layer's linear without its moments.
-        width = 8 if "gptq" in recipe.method else 4
+        width = 8 if recipe.feeds_back else 4
         head = width * num_ends * architecture.hidden_size / rates.exact + _ROUNDED_S * num_ends
     if (calibrates or verify) and asked.is_written:
         each = 2.0 * weights / (_WRITING_SHARE * rates.rounded) + _WRITTEN_TOKEN_S
@@ -155,10 +155,10 @@ def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: in
     # The moments of the inputs, see Moments; shared by the linears that read them.
     for group in groups:
         width = 1.125 * group.width_in
-        if "gptq" in recipe.method:
+        if recipe.feeds_back:
             width += min(2.0 * group.width_in, 4.0 * group.width_out)
         operations += group.share * num_tokens * group.width_in * width
-    has_awq, has_gptq = "awq" in recipe.method, "gptq" in recipe.method
+    has_awq, has_gptq = "awq" in recipe.method, recipe.feeds_back
     for group in groups:
         width = 4.0 * group.width_out  # the error of the result
         if has_gptq:  # the inverse of the moments, again of scaled ones, and its product

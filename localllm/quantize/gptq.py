@@ -11,7 +11,7 @@ the output error beforehand (`fit_grid`).
 import torch
 from torch import Tensor
 
-from localllm.quantize.grid import MAX_CODE, Grid
+from localllm.quantize.grid import Grid
 from localllm.quantize.inverse import DampedInverse
 
 BLOCK = 128
@@ -23,7 +23,7 @@ def round_columns(weight: Tensor, inverse: DampedInverse, grid: Grid) -> Tensor:
     """
     order, triangle = inverse.order, inverse.factor
     groups = (order // (weight.shape[1] // grid.scales.shape[1])).tolist()
-    scales, zeros = grid.scales.T.contiguous(), grid.zeros.T.contiguous()
+    rounded = grid.by_column()
     work = weight[:, order].T.contiguous()  # [in, out]: a column of the weight is a row here
     codes = torch.empty_like(work)
     for start in range(0, len(work), BLOCK):
@@ -31,10 +31,8 @@ def round_columns(weight: Tensor, inverse: DampedInverse, grid: Grid) -> Tensor:
         block, factor = work[start:end], triangle[start:end, start:end]
         errors = torch.empty_like(block)
         for i in range(end - start):
-            scale, zero = scales[groups[start + i]], zeros[groups[start + i]]
-            code = torch.round(block[i] / scale).add_(zero).clamp_(0, MAX_CODE)
-            codes[start + i] = code
-            error = (block[i] - (code - zero) * scale) / factor[i, i]
+            codes[start + i], value = rounded(groups[start + i], block[i])
+            error = (block[i] - value) / factor[i, i]
             block[i:].addr_(factor[i, i:], error, alpha=-1)
             errors[i] = error
         work[end:].addmm_(triangle[start:end, end:].T, errors, alpha=-1)

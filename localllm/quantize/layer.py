@@ -1,4 +1,4 @@
-"""Quantize one layer to int4, its linears in the order in which they compute.
+"""Quantize one layer to 4 bits, its linears in the order in which they compute.
 
 Each group of linears is quantized with the inputs that the quantized ones before it produce ("true
 sequential", as in the GPTQ authors' code), and towards the outputs of the unquantized model (Li et
@@ -23,6 +23,7 @@ from localllm.quantize.awq import search_scales
 from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid, relative_error
+from localllm.quantize.integer_grid import IntegerGrid
 from localllm.quantize.inverse import DampedInverse
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
@@ -180,7 +181,7 @@ class LayerQuantizer:
         """Round to nearest: fitted to too few rows, a weight gets worse for others."""
         for name in group.names:
             weight = self._tensors[f"{name}.weight"]
-            grid = fit_grid(weight, self._recipe.group_size, symmetric=self._recipe.symmetric)
+            grid = fit_grid(weight, self._recipe.grids)
             self._done[name] = _Rounded(grid, grid.round(weight))
             self._errors[name] = relative_error(self._value(f"{name}.weight"), weight)
 
@@ -214,7 +215,7 @@ class LayerQuantizer:
         recipe, names = self._recipe, group.names
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]
-        retargets = "gptq" in recipe.method
+        retargets = recipe.feeds_back
         moments = Moments(weight, retargets=retargets)
         for x, whole in zip(inputs, reference, strict=True):
             moments.add(x, whole)
@@ -226,7 +227,7 @@ class LayerQuantizer:
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
             weight, hessian = weight * scales, hessian / torch.outer(scales, scales)
             inverse = DampedInverse.of(hessian) if retargets else None
-        grid = fit_grid(weight, recipe.group_size, symmetric=recipe.symmetric, hessian=hessian)
+        grid = fit_grid(weight, recipe.grids, hessian)
         codes = grid.round(weight) if inverse is None else round_columns(weight, inverse, grid)
         error = weight - grid.values(codes)
         lost = ((error @ hessian) * error).sum(1)
@@ -234,8 +235,7 @@ class LayerQuantizer:
         start = 0
         for name, size in zip(names, sizes, strict=True):
             rows = slice(start, start + size)
-            own_grid = Grid(grid.scales[rows], grid.zeros[rows], grid.symmetric)
-            self._done[name] = _Rounded(own_grid, codes[rows])
+            self._done[name] = _Rounded(grid.of_rows(rows), codes[rows])
             self._errors[name] = float(lost[rows].sum() / power[rows].sum().clamp(min=1e-30))
             start += size
 
@@ -262,8 +262,7 @@ class LayerQuantizer:
             weight,
             hessian,
             magnitudes,
-            group_size=self._recipe.group_size,
-            symmetric=self._recipe.symmetric,
+            kind=self._recipe.grids,
             tie=tie,
         )
         if rows is None:
@@ -286,6 +285,7 @@ class LayerQuantizer:
         """Divide outputs of a quantized linear, by its groups' scales."""
         done, name = self._done[rows.linear], f"{rows.linear}.bias"
         part = slice(rows.first, rows.first + len(divisors))
+        assert isinstance(done.grid, IntegerGrid)
         scales = done.grid.scales.clone()
         scales[part] = (scales[part] / divisors[:, None]).bfloat16().float()
         self._done[rows.linear] = _Rounded(replace(done.grid, scales=scales), done.codes)

@@ -7,14 +7,18 @@ from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
 from localllm.model.architecture import HEAD, TABLE
+from localllm.model.packed import mxfp4, nvfp4
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
-from localllm.model.packed.mxfp4 import GROUP_SIZE
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4
+from localllm.model.packed.nvfp4_schemes import PackedNvfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.quantize.float_grid import PowerGrids, ScaledGrids
+from localllm.quantize.grid import GridKind
+from localllm.quantize.integer_grid import IntegerGrids
 
-Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4"]
+Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4"]
 METHODS: tuple[Method, ...] = get_args(Method)
 FileFormat = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 FILE_FORMATS: tuple[FileFormat, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
@@ -26,7 +30,16 @@ HEAD_TYPES: tuple[EndType, ...] = get_args(EndType)
 # Inputs that share a scale of an int4 head: few, since its error reaches every token.
 _HEAD_GROUP = 32
 # The layouts of compressed-tensors that are not integers in words.
-_LAYOUTS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
+_LAYOUTS = {
+    "fp8": "float-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+}
+# Methods that round without regard to inputs, those whose weights are not int4, and what the
+# scales of 4-bit floats are.
+_PLAIN = ("rtn", "int8", "fp8")
+_FLOATS = {"mxfp4": "a power of two for each 32", "nvfp4": "a float of 8 bits for each 16"}
+_NOT_INT4 = ("int8", "fp8", *_FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +109,32 @@ class Recipe:
     @property
     def is_int4(self) -> bool:
         """Whether weights are int4."""
-        return self.method not in ("int8", "fp8", "mxfp4")
+        return self.method not in _NOT_INT4
 
     @property
     def uses_inputs(self) -> bool:
         """Whether the method uses the linears' inputs, and so needs calibration text."""
-        return "awq" in self.method or "gptq" in self.method
+        return self.method not in _PLAIN
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether the error of each rounded input is fed back to those after it, as GPTQ does."""
+        return "gptq" in self.method or self.method in _FLOATS
+
+    @property
+    def grids(self) -> GridKind:
+        """What weights of 4 bits are rounded to."""
+        if self.method == "mxfp4":
+            return PowerGrids()
+        if self.method == "nvfp4":
+            return ScaledGrids()
+        return IntegerGrids(self.group_size, self.symmetric)
 
     @property
     def summary(self) -> str:
         """A short description."""
-        if self.method == "mxfp4":
-            return "mxfp4, a power of two for each 32"
+        if self.method in _FLOATS:
+            return f"{self.method}, {_FLOATS[self.method]}"
         if not self.is_int4:
             return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale per row'}"
         kind = "symmetric" if self.symmetric else "asymmetric"
@@ -120,6 +147,8 @@ class Recipe:
             return PackedInt8()
         if self.method == "mxfp4":
             return PackedMxfp4()
+        if self.method == "nvfp4":
+            return PackedNvfp4()
         if self.method == "fp8":
             by_block = self.file_format == "fp8"
             return Fp8("weight_scale_inv", FP8_BLOCK) if by_block else Fp8("weight_scale", None)
@@ -212,8 +241,11 @@ class Recipe:
         if self.method == "int8":
             return _group(["Linear"], _weights(8, "int", "channel", None, True))
         if self.method == "mxfp4":
-            weights = _weights(4, "float", "group", GROUP_SIZE, True)
+            weights = _weights(4, "float", "group", mxfp4.GROUP_SIZE, True)
             return _group(["Linear"], {**weights, "scale_dtype": "torch.uint8"})
+        if self.method == "nvfp4":
+            weights = _weights(4, "float", "tensor_group", nvfp4.GROUP_SIZE, True)
+            return _group(["Linear"], {**weights, "scale_dtype": "torch.float8_e4m3fn"})
         # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)

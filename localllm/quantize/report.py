@@ -134,12 +134,14 @@ def finer_flags(outcome: Outcome) -> str:
     recipe, calibration = outcome.recipe, outcome.calibration
     if recipe.method in ("int8", "fp8"):
         return "the source as it is, or another --method"
-    if not recipe.uses_inputs:  # mxfp4 too
+    if not recipe.uses_inputs:
         return "--method gptq, or --method int8"
     assert calibration is not None
     num_tokens = calibration["windows"] * calibration["length"]
     if num_tokens < _ENOUGH_TOKENS * outcome.widest:
         return f"more --calib-samples ({num_tokens:,} tokens are few), or --method int8"
+    if not recipe.is_int4:
+        return f"--method gptq --group-size {GROUP_SIZES[0]}, or --method int8"
     if recipe.group_size > GROUP_SIZES[0]:
         return f"--group-size {GROUP_SIZES[0]}, or --method int8"
     return "--method int8"

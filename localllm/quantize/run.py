@@ -5,7 +5,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +243,10 @@ class _Job:
         if head is None or self._work.has(_HEAD_THAT_DRAFTS):
             return
         prefix, [plan] = f"{layer_name(0)}.", head.architecture.layers
-        recipe = replace(self._recipe, method="rtn") if self._recipe.is_int4 else self._recipe
         cpu = torch.device("cpu")
         with open_weights(head.weights, torch.float32, cpu) as reader:
             own = {name: reader.read(f"{prefix}{name}") for name in plan.tensors()}
-        layer, dtype = round_layer(own, plan, recipe), self._stored_dtype
+        layer, dtype = round_layer(own, plan, self._recipe), self._stored_dtype
         exact = exact_vectors(head.weights, 0, plan)
         stored = stored_layer(prefix, layer, self._recipe.scheme, dtype, exact)
         with open_source(head.weights) as source:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import random_blocks
+from blocks import random_blocks, random_e4m3
 from c_products import OWN, linears_with, sources_of_products
 from torch import Tensor
 
@@ -106,6 +106,7 @@ def test_products_have_the_same_bits_on_arm(
         CodedWeight("int8", torch.randint(-128, 128, (48, 256), dtype=torch.int8), scales[:, :1]),
         CodedWeight("int8", codes.to(torch.int8), scales[:, :1], is_in_place=True),
         CodedWeight("mxfp4", codes, torch.randint(100, 140, (48, 8), dtype=torch.uint8)),
+        CodedWeight("nvfp4", codes, random_e4m3(48, 16), factors=torch.rand(48)),
         *(random_blocks(name, 48, 256).coded() for name in sorted(C_BLOCKS)),
     ]
     for weight in weights:

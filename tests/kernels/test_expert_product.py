@@ -45,6 +45,7 @@ FORMS: list[tuple[StackedKind, int, int]] = [
     ("int4", 192, 64),
     ("int4", 96, 32),
     ("mxfp4", 160, 32),
+    ("nvfp4", 160, 16),
     ("blocks", 512, 512),
     ("blocks", 160, 160),
 ]
@@ -88,6 +89,10 @@ def drawn_weight(
     if kind == "mxfp4":
         exponents = torch.randint(120, 128, scales.shape, dtype=torch.uint8)
         return StackedWeight(kind, packed, exponents, None, bias, width_in)
+    if kind == "nvfp4":
+        stored = (8 * scales).to(torch.float8_e4m3fn).view(torch.uint8)
+        factors = torch.rand(shape[:2])
+        return StackedWeight(kind, packed, stored, None, bias, width_in, factors=factors)
     zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if group == 64 else None
     return StackedWeight(kind, packed, scales.to(dtype), zeros, bias, width_in)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blocks import random_e4m3
 from c_products import linears_with
 
 import localllm_kernels
@@ -106,6 +107,7 @@ def coded_weights() -> list[CodedWeight]:
         CodedWeight("int4", codes, torch.rand(45, 12).bfloat16()),  # groups of 32
         CodedWeight("int8", torch.randint(-128, 128, (45, 384), dtype=torch.int8), scales[:, :1]),
         CodedWeight("mxfp4", codes, torch.randint(100, 140, (45, 12), dtype=torch.uint8)),
+        CodedWeight("nvfp4", codes, random_e4m3(45, 24), factors=torch.rand(45)),
     ]
 
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from checkpoints import byte_tokenizer, write_checkpoint
 from every_family import EVERY_FAMILY, by_kind, class_of, firsts_of_their_kind, small_config
-from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, MXFP4_CONFIG, logits_of, write_golden
+from golden import (
+    FP8_BLOCKS,
+    FP8_CONFIG,
+    GOLDEN,
+    MODELOPT_CONFIG,
+    MXFP4_CONFIG,
+    logits_of,
+    write_golden,
+)
 from torch import Tensor
 
 from localllm import LLM, SamplingParams
@@ -18,6 +26,7 @@ from localllm.engine.loaded_decoder import build_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.families.table import FAMILIES, architecture_of
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4
+from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.quantize.calibrate import CalibrationRequest
@@ -35,6 +44,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "packed asymmetric": GOLDEN["packed asymmetric"],
     "fp8 by blocks": (FP8_CONFIG, FP8_BLOCKS, {}),
     "mxfp4": (MXFP4_CONFIG, PackedMxfp4(), {}),
+    "nvfp4": (MODELOPT_CONFIG, ModelOptNvfp4(), {}),
 }
 CACHES = ("auto", "int8", "fp8")
 FIRSTS = firsts_of_their_kind()

@@ -107,7 +107,7 @@ def slotted(model: DecoderModel) -> list[SlottedExperts]:
 
 @pytest.mark.slow
 @needs_interpreter
-@pytest.mark.parametrize("kind", ["int4", "bf16", "mxfp4"])
+@pytest.mark.parametrize("kind", ["int4", "bf16", "mxfp4", "nvfp4"])
 def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
     kind: WeightKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

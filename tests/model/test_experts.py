@@ -61,7 +61,7 @@ def routed(rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @C_COMPILER
 @pytest.mark.parametrize("gate_kind", GATE_KINDS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int4", "int8", "mxfp4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int4", "int8", "mxfp4", "nvfp4"])
 def test_one_call_gives_each_row_what_it_gets_alone(kind: str, gate_kind: GateKind) -> None:
     ops = cpu_ops(library_folder())
     assert ops.linears is not None

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from blocks import random_e4m3
 from checkpoints import tiny_config
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+from compressed_tensors.entrypoints.convert.converters.modelopt_nvfp4 import (
+    ModelOptNvfp4Converter,
+)
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from golden import (
     AWQ_CONFIG,
@@ -31,6 +35,8 @@ from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4 import Mxfp4Weight
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
+from localllm.model.packed.nvfp4 import Nvfp4Weight
+from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_config import read_quantization
 
@@ -89,6 +95,11 @@ def random_mxfp4() -> Mxfp4Weight:
     return Mxfp4Weight(codes, exponents)
 
 
+def random_nvfp4(divisor: float = 1300.7) -> Nvfp4Weight:
+    codes = torch.randint(256, (OUT, IN // 2), dtype=torch.uint8)
+    return Nvfp4Weight(codes, random_e4m3(OUT, IN // 16), torch.full((OUT,), divisor))
+
+
 SCHEMES: list[tuple[Scheme, Any]] = [
     (PackedInt4(32, symmetric=True), random_int4(symmetric=True)),
     (PackedInt4(64, symmetric=False), random_int4(64, dtype=torch.bfloat16)),
@@ -102,6 +113,8 @@ SCHEMES: list[tuple[Scheme, Any]] = [
     (Gptq(64, is_v2=False), random_int4(64, symmetric=True)),
     (PackedMxfp4(), random_mxfp4()),
     (BlocksMxfp4(), random_mxfp4()),
+    (PackedNvfp4(), random_nvfp4()),
+    (ModelOptNvfp4(), random_nvfp4(512.0)),
     (Fp8("weight_scale", None), random_fp8((OUT, 1), (1, IN))),
     (Fp8("weight_scale_inv", (32, 128)), random_fp8((2, 1), (32, 128))),
 ]
@@ -165,6 +178,42 @@ def test_compressed_tensors_reads_mxfp4_bit_for_bit() -> None:
     theirs = decompressed("mxfp4-pack-quantized", args, PackedMxfp4().write(weight))
     # Theirs are computed in bfloat16, whose subnormals torch keeps.
     assert torch.equal(theirs.float(), weight.dequantize(torch.bfloat16).float())
+
+
+def nvfp4_args() -> QuantizationArgs:
+    args = QuantizationArgs(
+        num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16
+    )
+    args.scale_dtype = torch.float8_e4m3fn
+    return args
+
+
+def test_compressed_tensors_reads_nvfp4_bit_for_bit() -> None:
+    weight = random_nvfp4()
+    theirs = decompressed("nvfp4-pack-quantized", nvfp4_args(), PackedNvfp4().write(weight))
+    assert torch.equal(theirs, weight.dequantize(theirs.dtype))
+
+
+def test_what_modelopt_calls_the_second_scale_divides_in_compressed_tensors() -> None:
+    tensors = ModelOptNvfp4().write(random_nvfp4())
+    named = {f"m.{name}": tensor for name, tensor in tensors.items()}
+    converted = ModelOptNvfp4Converter(targets=["re:.*"]).process(named)
+    # A scalar would not be divided by in float32.
+    parts = {name.removeprefix("m."): torch.atleast_1d(each) for name, each in converted.items()}
+    theirs = decompressed("nvfp4-pack-quantized", nvfp4_args(), parts)
+    assert torch.equal(theirs, ModelOptNvfp4().read(tensors).dequantize(theirs.dtype))
+
+
+@pytest.mark.parametrize("scheme", [PackedNvfp4(), ModelOptNvfp4()])
+def test_scales_of_nvfp4_that_are_not_numbers_are_refused(scheme: Scheme) -> None:
+    tensors = scheme.write(random_nvfp4())
+    name = next(name for name in tensors if name in ("weight_global_scale", "weight_scale_2"))
+    for broken in (0.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="global scale"):
+            scheme.read({**tensors, name: torch.tensor([broken])})
+    tensors["weight_scale"].view(torch.uint8)[3, 1] = 0x7F
+    with pytest.raises(ValueError, match="NaN"):
+        scheme.read(tensors)
 
 
 def test_a_scale_that_is_not_a_number_is_refused() -> None:

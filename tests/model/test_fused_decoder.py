@@ -39,6 +39,7 @@ FORMS = {
     "int4 asymmetric": (torch.bfloat16, INT4_ASYMMETRIC),
     "int8": (torch.bfloat16, Recipe("int8")),
     "mxfp4": (torch.bfloat16, Recipe("mxfp4")),
+    "nvfp4": (torch.bfloat16, Recipe("nvfp4")),
 }
 FAMILIES = {
     "Qwen3ForCausalLM": None,

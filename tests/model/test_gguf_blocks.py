@@ -11,10 +11,14 @@ from localllm.files.gguf import BLOCK_TYPES
 from localllm.model.gguf.tensors import GgufInfo
 from localllm.model.packed.block_schemes import KEPT_IN_EIGHT_BITS, Blocks
 from localllm.model.packed.gguf_blocks import VALUES, dequantize_blocks
+from localllm.model.packed.nvfp4_schemes import GgufNvfp4
 from localllm.model.weight_check import StoredLinear
 
+# The package is older.
+NEWER = ("Q1_0", "Q2_0")
 
-@pytest.mark.parametrize("name", VALUES)
+
+@pytest.mark.parametrize("name", sorted(VALUES.keys() - NEWER))
 def test_values_are_those_of_the_package(name: str) -> None:
     [block] = [each for each in BLOCK_TYPES.values() if each.name == name]
     codes = np.random.default_rng(0).integers(0, 256, (60, 8 * block.num_bytes), dtype=np.uint8)
@@ -25,6 +29,35 @@ def test_values_are_those_of_the_package(name: str) -> None:
     assert is_nan.mean() < 0.1
     assert (np.isnan(found) == is_nan).all()
     assert (found.view(np.uint32) == expected.view(np.uint32))[~is_nan].all()
+
+
+def test_signs_are_bits_and_two_bits_begin_at_minus_one() -> None:
+    """As `dequantize_row_q1_0` and `dequantize_row_q2_0` of ggml, value by value."""
+    for name, per_byte in (("Q1_0", 8), ("Q2_0", 4)):
+        [block] = [each for each in BLOCK_TYPES.values() if each.name == name]
+        codes = torch.randint(256, (3, 2 * block.num_bytes)).byte()
+        blocks = codes.view(-1, block.num_bytes)
+        scales = torch.rand(len(blocks)).half()
+        blocks[:, :2] = scales.view(torch.uint8).view(-1, 2)
+        found = dequantize_blocks(block, codes).view(len(blocks), -1)
+        width = 8 // per_byte
+        for i, scale in enumerate(scales.tolist()):
+            for j in range(block.num_values):
+                code = (
+                    int(blocks[i, 2 + j // per_byte]) >> width * (j % per_byte) & (1 << width) - 1
+                )
+                assert found[i, j] == (2 * code - 1 if width == 1 else code - 1) * scale
+
+
+def test_nvfp4_is_read_as_the_package_reads_it() -> None:
+    codes = torch.randint(256, (60, 3 * 36)).byte()
+    codes.view(-1, 36)[:, :4] %= 127  # scales have no sign, and are numbers
+    expected = gguf.quants.dequantize(codes.numpy(), gguf.GGMLQuantizationType.NVFP4)
+    weight = GgufNvfp4().read({"weight": codes})
+    assert torch.equal(weight.dequantize(torch.float32), torch.from_numpy(expected))
+    doubled = GgufNvfp4().read({"weight": codes, "scale": torch.tensor([2.0])})
+    assert torch.equal(doubled.dequantize(torch.float32), torch.from_numpy(2 * expected))
+    assert torch.equal(GgufNvfp4().write(weight)["weight"], codes)
 
 
 @pytest.mark.parametrize("name", sorted(KEPT_IN_EIGHT_BITS))

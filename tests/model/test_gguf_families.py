@@ -98,6 +98,14 @@ def test_blocks_compute_what_their_values_do(name: str, matrices: str, tmp_path:
     torch.testing.assert_close(logits_in(blocks), logits_in(values), atol=MOST, rtol=MOST)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "qwen3moe", "phi3"])
+def test_nvfp4_has_scales_beside_its_blocks(name: str, tmp_path: Path) -> None:
+    values = written(tmp_path / "values.gguf", name, matrices="NVFP4", is_rounded=True)
+    blocks = written(tmp_path / "blocks.gguf", name, matrices="NVFP4")
+    assert check_weights([blocks], architecture_in(blocks)).kinds == {"nvfp4"}
+    torch.testing.assert_close(logits_in(blocks), logits_in(values), atol=1e-5, rtol=1e-5)
+
+
 def whole_expansion(tensors: dict[str, Tensor]) -> dict[str, Any]:
     for layer in range(2):
         keys = tensors.pop(f"blk.{layer}.attn_k_b.weight").transpose(1, 2)

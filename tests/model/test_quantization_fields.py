@@ -34,6 +34,7 @@ from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4 import Int4Weight, pack_nibbles
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_config import read_quantization
 from localllm.model.quantization_fields import check_quantization_fields, with_quantization
@@ -56,6 +57,7 @@ def packed(**changes: Any) -> dict[str, Any]:
 
 INT8 = {"num_bits": 8, "strategy": "channel", "group_size": None}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 BLOCKS = {**FP8, "strategy": "block", "block_structure": "128x64"}
 
 
@@ -79,6 +81,17 @@ BLOCKS = {**FP8, "strategy": "block", "block_structure": "128x64"}
         ({**FP8_CONFIG, "activation_scheme": "static"}, (Fp8("weight_scale_inv", (32, 16)),)),
         ({"quant_method": "fbgemm_fp8"}, (Fp8("weight_scale", None),)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, (Fp8("weight_scale", None),)),
+        (
+            {"quant_method": "modelopt", "producer": {"name": "modelopt"}}
+            | {"quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+            (ModelOptNvfp4(),),
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+            | {"quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}}},
+            (ModelOptNvfp4(), Fp8("weight_scale", None)),
+        ),
+        (packed(format="nvfp4-pack-quantized", weights=NVFP4), (PackedNvfp4(),)),
         (
             {"quant_method": "auto-round", "bits": 4, "group_size": 64}
             | {"packing_format": "auto_round:auto_gptq", "data_type": "int"},
@@ -106,7 +119,7 @@ def rotated(location: str) -> dict[str, Any]:
         (packed(rotation="hadamard"), "quantization_config.rotation"),
         (gptq_config(adapter={"rank": 64}), "quantization_config.adapter"),
         (gptq_config(pack_dtype="int16"), "pack_dtype 'int16'"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:x"}, "auto_round"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ],

@@ -41,7 +41,8 @@ TABLES = [
 def weights(width_in: int) -> list[PackedWeight]:
     """One of each type, and 4-bit ones in groups of other sizes."""
     generator = torch.Generator().manual_seed(0)
-    kinds = [kind for kind in PACKED_TYPES if kind != "mxfp4" or width_in % 32 == 0]
+    widths = {"mxfp4": 32, "nvfp4": 16}
+    kinds = [kind for kind in PACKED_TYPES if width_in % widths.get(kind, 1) == 0]
     drawn = [PACKED_TYPES[kind].draw((32, width_in), generator) for kind in kinds]
     codes = torch.zeros(32, width_in // 2, dtype=torch.uint8)
     groups = [size for size in (8, 16, 24, 48, 256) if width_in % size == 0]

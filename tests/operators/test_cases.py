@@ -75,6 +75,7 @@ def test_attention_reads_what_its_window_shows() -> None:
         ("int8", 96 * 256 + 96 * 2),
         ("fp8", 96 * 256 + 96 * 4),
         ("mxfp4", 96 * 256 // 2 + 96 * 256 // 32),
+        ("nvfp4", 96 * 256 // 2 + 96 * 256 // 16 + 96 * 4),
     ],
 )
 def test_products_read_their_weights_once(kind: str, stored: int) -> None:

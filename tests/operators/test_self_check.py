@@ -13,7 +13,7 @@ from zlib import crc32
 
 import pytest
 import torch
-from blocks import random_blocks
+from blocks import random_blocks, random_e4m3
 from every_family import small_config
 from guards import needs_interpreter
 from torch import Tensor
@@ -455,6 +455,7 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
         Piece.INT8: CodedWeight("int8", codes.view(torch.int8), scales),
         Piece.FP8: CodedWeight("fp8", codes.view(torch.float8_e4m3fn), scales, block=(1, 64)),
         Piece.MXFP4: CodedWeight("mxfp4", codes, codes[:, ::32]),
+        Piece.NVFP4: CodedWeight("nvfp4", codes, random_e4m3(16, 4), factors=torch.ones(16)),
         Piece.BLOCKS: random_blocks("Q5_0", 16, 64).coded(),
     }
     for kind, weight in weights.items():

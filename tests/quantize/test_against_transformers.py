@@ -29,6 +29,7 @@ TEXT = "".join(f"The {i}th sentence says that {i * i} is the square of {i}. " fo
         (Recipe("awq+gptq", 32, True), False, 0.02),
         (Recipe("int8"), False, 0.02),
         (Recipe("mxfp4"), False, 0.02),
+        (Recipe("nvfp4"), False, 0.02),
         # transformers rounds the activations to fp8 as well.
         (Recipe("fp8"), False, 0.1),
         (Recipe("rtn", 32, embedding="int8", head="int8"), False, 0.02),

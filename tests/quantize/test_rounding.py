@@ -1,17 +1,21 @@
 """Grids, GPTQ and AWQ on single weights, against plain statements of what they minimise."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import VALUES
+from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.quantize.awq import NUM_OUTPUTS, normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
+from localllm.quantize.integer_grid import IntegerGrids
 from localllm.quantize.inverse import DAMPING, DampedInverse
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.rounding import round_fp8, round_mxfp4, round_weight
+from localllm.quantize.rounding import round_fp8, round_weight
 
 OUT, IN, GROUP = 24, 96, 32
 
@@ -38,7 +42,7 @@ def test_a_grid_covers_its_groups(symmetric: bool) -> None:
     weight, _ = weight_and_hessian()
     weight[3, :GROUP] = 0
     weight[4, :GROUP] = weight[4, :GROUP].abs() + 5
-    grid = fit_grid(weight, GROUP, symmetric=symmetric)
+    grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=symmetric))
     codes = grid.round(weight)
     assert codes.min() >= 0
     assert codes.max() <= 15
@@ -59,8 +63,8 @@ def test_clipping_makes_no_group_worse(symmetric: bool) -> None:
     weight[:, ::GROUP] *= 6  # outliers
     # Groups see only their own inputs, so the sum is over blocks of the diagonal.
     blocks = torch.block_diag(*(hessian[i : i + GROUP, i : i + GROUP] for i in range(0, IN, GROUP)))
-    whole = fit_grid(weight, GROUP, symmetric=symmetric)
-    fitted = fit_grid(weight, GROUP, symmetric=symmetric, hessian=hessian)
+    whole = fit_grid(weight, IntegerGrids(GROUP, symmetric=symmetric))
+    fitted = fit_grid(weight, IntegerGrids(GROUP, symmetric=symmetric), hessian)
     before = lost(weight, whole.values(whole.round(weight)), blocks)
     after = lost(weight, fitted.values(fitted.round(weight)), blocks)
     assert after < 0.95 * before
@@ -69,9 +73,9 @@ def test_clipping_makes_no_group_worse(symmetric: bool) -> None:
 def test_a_symmetric_grid_reaches_further_on_the_side_that_needs_it() -> None:
     weight = torch.rand(64, GROUP) * 1.6 - 0.8
     weight[:, 0] = 1.0  # eight steps, where there are only seven below
-    fitted = fit_grid(weight, GROUP, symmetric=True, hessian=torch.eye(GROUP))
+    fitted = fit_grid(weight, IntegerGrids(GROUP, symmetric=True), torch.eye(GROUP))
     assert (fitted.scales < 0).float().mean() > 0.9
-    opposite = fit_grid(-weight, GROUP, symmetric=True, hessian=torch.eye(GROUP))
+    opposite = fit_grid(-weight, IntegerGrids(GROUP, symmetric=True), torch.eye(GROUP))
     assert (opposite.scales > 0).float().mean() > 0.9
     codes = fitted.round(weight)
     assert torch.equal(fitted.weight(codes).dequantize(torch.float32), fitted.values(codes))
@@ -116,7 +120,7 @@ def test_the_inverse_of_damped_moments(width: int) -> None:
 
 def test_gptq_is_what_the_paper_says() -> None:
     weight, hessian = weight_and_hessian()
-    grid = fit_grid(weight, GROUP, symmetric=False)
+    grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=False))
     codes = round_columns(weight, DampedInverse.of(hessian), grid)
     damped = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(IN)
     order = torch.argsort(hessian.diagonal(), descending=True)
@@ -128,7 +132,7 @@ def test_gptq_is_what_the_paper_says() -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_gptq_beats_rounding_to_nearest(symmetric: bool) -> None:
     weight, hessian = weight_and_hessian()
-    grid = fit_grid(weight, GROUP, symmetric=symmetric)
+    grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=symmetric))
     nearest = lost(weight, grid.values(grid.round(weight)), hessian)
     codes = round_columns(weight, DampedInverse.of(hessian), grid)
     rounded = lost(weight, grid.values(codes), hessian)
@@ -144,7 +148,7 @@ def test_damping_keeps_a_weight_from_fitting_to_few_inputs(monkeypatch: pytest.M
         for seed in range(4):
             weight, hessian = weight_and_hessian(seed)
             few = weight_and_hessian(seed, num_rows=IN)[1]
-            grid = fit_grid(weight, GROUP, symmetric=False)
+            grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=False))
             codes = round_columns(weight, DampedInverse.of(few), grid)
             total += lost(weight, grid.values(codes), hessian)
         losses.append(total)
@@ -155,7 +159,7 @@ def test_damping_keeps_a_weight_from_fitting_to_few_inputs(monkeypatch: pytest.M
 
 def test_gptq_without_correlation_rounds_to_nearest() -> None:
     weight, _ = weight_and_hessian()
-    grid = fit_grid(weight, GROUP, symmetric=False)
+    grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=False))
     assert torch.equal(
         round_columns(weight, DampedInverse.of(torch.eye(IN)), grid), grid.round(weight)
     )
@@ -166,7 +170,7 @@ def test_inputs_that_are_always_zero_or_the_same_do_no_harm() -> None:
     hessian[:, 5] = hessian[5] = 0
     hessian[:, 7], hessian[7] = hessian[:, 8].clone(), hessian[8].clone()
     for moments in (hessian, torch.zeros(IN, IN)):
-        grid = fit_grid(weight, GROUP, symmetric=False, hessian=moments)
+        grid = fit_grid(weight, IntegerGrids(GROUP, symmetric=False), moments)
         codes = round_columns(weight, DampedInverse.of(moments), grid)
         assert torch.isfinite(grid.values(codes)).all()
         assert (weight - grid.values(codes)).abs().max() < 5
@@ -175,9 +179,9 @@ def test_inputs_that_are_always_zero_or_the_same_do_no_harm() -> None:
 def test_awq_finds_the_channels_that_matter() -> None:
     weight, hessian = weight_and_hessian(outliers=4)
     magnitudes = hessian.diagonal().sqrt()
-    scales = search_scales(weight, hessian, magnitudes, group_size=GROUP, symmetric=False)
-    plain = output_error(weight, torch.ones(IN), hessian, GROUP, False)
-    assert output_error(weight, scales, hessian, GROUP, False) < 0.7 * plain
+    scales = search_scales(weight, hessian, magnitudes, kind=IntegerGrids(GROUP, symmetric=False))
+    plain = output_error(weight, torch.ones(IN), hessian, IntegerGrids(GROUP, symmetric=False))
+    assert output_error(weight, scales, hessian, IntegerGrids(GROUP, symmetric=False)) < 0.7 * plain
     assert scales[:4].min() > scales[4:].mean()
 
 
@@ -190,8 +194,10 @@ def test_awq_searches_with_some_outputs_of_many(monkeypatch: pytest.MonkeyPatch)
     magnitudes, errors = hessian.diagonal().sqrt(), []
     for most in (NUM_OUTPUTS, len(weight)):
         monkeypatch.setattr("localllm.quantize.awq.NUM_OUTPUTS", most)
-        scales = search_scales(weight, hessian, magnitudes, group_size=GROUP, symmetric=True)
-        errors.append(output_error(weight, scales, hessian, GROUP, True))
+        scales = search_scales(
+            weight, hessian, magnitudes, kind=IntegerGrids(GROUP, symmetric=True)
+        )
+        errors.append(output_error(weight, scales, hessian, IntegerGrids(GROUP, symmetric=True)))
     assert errors[0] < 1.02 * errors[1]
 
 
@@ -201,8 +207,7 @@ def test_scales_that_have_to_be_equal_are() -> None:
         weight,
         hessian,
         hessian.diagonal().sqrt(),
-        group_size=GROUP,
-        symmetric=False,
+        kind=IntegerGrids(GROUP, symmetric=False),
         tie=lambda values: values.view(2, -1).mean(0).repeat(2),
     )
     assert torch.equal(scales[: IN // 2], scales[IN // 2 :])
@@ -215,7 +220,7 @@ def test_mxfp4_takes_the_nearest_values_of_the_better_power_of_two() -> None:
     weight, _ = weight_and_hessian()
     weight = weight[:, : IN // 32 * 32].clone()
     weight[2], weight[3, 0] = 0, 5.0
-    found = round_mxfp4(weight)
+    found = round_weight(weight, Recipe("mxfp4"))
     values = torch.tensor(VALUES)
     errors = []
     for exponent in range(90, 140):
@@ -229,9 +234,37 @@ def test_mxfp4_takes_the_nearest_values_of_the_better_power_of_two() -> None:
 
 def test_mxfp4_rounds_ties_to_even_codes() -> None:
     row = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
-    found = round_mxfp4(torch.stack((row, -row))).dequantize(torch.float32)
+    found = round_weight(torch.stack((row, -row)), Recipe("mxfp4")).dequantize(torch.float32)
     expected = torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0] * 4)
     assert torch.equal(found, torch.stack((expected, -expected)))
+
+
+def test_nvfp4_takes_the_best_of_the_scales_that_it_tries() -> None:
+    weight, _ = weight_and_hessian()
+    weight[2], weight[3, 0] = 0, 5.0
+    found = round_weight(weight, Recipe("nvfp4"))
+    assert isinstance(found, Nvfp4Weight)
+    # The tensor's largest value, and so the largest scale, are reached.
+    assert float(found.divisors[0]) == pytest.approx(6 * 448 / 5)
+    error = (found.dequantize(torch.float32) - weight).view(OUT, -1, 16).square().sum(2)
+    values, most = torch.tensor(VALUES), weight.view(OUT, -1, 16).abs().amax(2) / 6
+    for of_share in (1.0, 0.8, 1.5):
+        scales = (most * of_share * found.divisors[0]).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+        grid = values * (scales.float() / found.divisors[0])[:, :, None, None]
+        nearest = (weight.view(OUT, -1, 16, 1) - grid).abs().amin(-1)
+        assert (error <= nearest.square().sum(2) * (1 + 1e-5) + 1e-9).all()
+    assert (found.dequantize() == 0)[2].all()
+
+
+@pytest.mark.parametrize("method", ["mxfp4", "nvfp4"])
+def test_floats_lose_less_with_the_error_fed_back(method: Any) -> None:
+    weight, hessian = weight_and_hessian()
+    recipe = Recipe(method)
+    grid = fit_grid(weight, recipe.grids, hessian)
+    nearest = grid.values(grid.round(weight))
+    codes = round_columns(weight, DampedInverse.of(hessian), grid)
+    assert lost(weight, grid.values(codes), hessian) < 0.75 * lost(weight, nearest, hessian)
+    assert torch.equal(grid.weight(codes).dequantize(torch.float32), grid.values(codes))
 
 
 def test_int8_and_fp8_are_near() -> None:

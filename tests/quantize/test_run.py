@@ -94,6 +94,7 @@ RECIPES = [
     Recipe("int8"),
     Recipe("fp8"),
     Recipe("mxfp4"),
+    Recipe("nvfp4", embedding="int8", head="int8"),
     Recipe("fp8", file_format="fp8"),
     Recipe("rtn", 32, head="int8"),
     Recipe("gptq", 32, embedding="int8", head="int4"),
@@ -406,7 +407,7 @@ def test_parts_that_do_not_go_together(fields: dict[str, Any]) -> None:
     ("recipe", "windows", "hint"),
     [
         (Recipe("rtn"), 0, "--method gptq"),
-        (Recipe("mxfp4"), 0, "--method gptq"),
+        (Recipe("nvfp4"), 1000, "--method gptq"),
         (Recipe("gptq"), 4, "more --calib-samples (256 tokens are few)"),
         (Recipe("gptq"), 1000, "--group-size 32"),
         (Recipe("awq", 32), 1000, "--method int8"),

@@ -16,6 +16,7 @@ class Piece(StrEnum):
     INT8 = "int8 products"
     FP8 = "fp8 products"
     MXFP4 = "mxfp4 products"
+    NVFP4 = "nvfp4 products"
     BLOCKS = "products with GGUF's blocks"
     EXPERTS = "experts"
     ROUTE = "choice of experts"

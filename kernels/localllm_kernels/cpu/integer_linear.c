@@ -31,15 +31,30 @@ INLINE f32v load_scales(const IntegerWeight *w, int64_t at) {
                                          : load((const float *)w->scales + at * LANES);
 }
 
-/* Half of two to the exponents; 0 where that is too small for a float that is not subnormal. */
-INLINE f32v load_powers(const IntegerWeight *w, int64_t at) {
-  u8v bytes;
-  memcpy(&bytes, (const uint8_t *)w->scales + at * LANES, sizeof bytes);
-  return 0.5f * (f32v)(__builtin_convertvector(bytes, i32v) << 23);
+INLINE i32v load_bytes(const void *bytes, int64_t at) {
+  u8v found;
+  memcpy(&found, (const uint8_t *)bytes + at * LANES, sizeof found);
+  return __builtin_convertvector(found, i32v);
 }
 
-/* What a code stands for. FLOAT4: e2m1, whose values are whole numbers once they are doubled. */
-enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4 };
+/* Half of two to the exponents; 0 where that is too small for a float that is not subnormal. */
+INLINE f32v load_powers(const IntegerWeight *w, int64_t at) {
+  return 0.5f * (f32v)(load_bytes(w->scales, at) << 23);
+}
+
+/* Half of the floats of e4m3, which are whole numbers of 2^-9: up to 15 · 2^14 of them. */
+INLINE f32v load_e4m3(const IntegerWeight *w, int64_t at) {
+  const i32v bytes = load_bytes(w->scales, at), exponent = bytes >> 3 & 15, sign = bytes << 24;
+  const i32v is_normal = exponent > 0; /* -1 where it is */
+  const i32v whole = ((bytes & 7) - 8 * is_normal) << (exponent + is_normal);
+  const f32v found = __builtin_convertvector(whole, f32v) * 0x1p-10f;
+  return (f32v)((i32v)found | (sign & INT32_MIN));
+}
+
+/* What a code stands for. FLOAT4: e2m1, whose values are whole numbers once they are doubled, with a
+ * power of two for each group; FLOAT4_SCALED: with a float of e4m3. */
+enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4, FLOAT4_SCALED };
+INLINE int is_float4(int form) { return form == FLOAT4 || form == FLOAT4_SCALED; }
 #define FLOAT4_OFFSET 12
 
 /* Codes of e2m1 as doubled values, FLOAT4_OFFSET above them. */
@@ -69,12 +84,10 @@ typedef struct {
 } Factors;
 INLINE Factors load_factors(const IntegerWeight *w, int64_t at, int form) {
   Factors found = {splat(1.0f), (i32v){0}};
-  if (form != SIGNED8) found.scales = form == FLOAT4 ? load_powers(w, at) : load_scales(w, at);
-  if (form == WITH_ZEROS4) {
-    u8v bytes;
-    memcpy(&bytes, w->zeros + at * LANES, sizeof bytes);
-    found.zeros = __builtin_convertvector(bytes, i32v);
-  }
+  if (form == FLOAT4) found.scales = load_powers(w, at);
+  else if (form == FLOAT4_SCALED) found.scales = load_e4m3(w, at);
+  else if (form != SIGNED8) found.scales = load_scales(w, at);
+  if (form == WITH_ZEROS4) found.zeros = load_bytes(w->zeros, at);
   return found;
 }
 
@@ -89,20 +102,20 @@ INLINE f32v add_group(f32v total, i32v sum, const Factors *by, const QuantizedRo
 /* Codes of 4 bits as bytes: those of the first four inputs, and of the next four. */
 INLINE void unpack4(u8x4v codes, u8x4v *first, u8x4v *second, int form) {
   *second = codes >> 4, *first = codes & 15;
-  if (form == FLOAT4) *first = decode_float4(*first), *second = decode_float4(*second);
+  if (is_float4(form)) *first = decode_float4(*first), *second = decode_float4(*second);
 }
 /* What the codes are above those that they stand for. */
 INLINE int middle_of(int form) {
-  return form == FLOAT4 ? FLOAT4_OFFSET : form == SIGNED8 ? 128 : form == SIGNED4 ? 8 : 0;
+  return is_float4(form) ? FLOAT4_OFFSET : form == SIGNED8 ? 128 : form == SIGNED4 ? 8 : 0;
 }
 
 INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *total, float *y,
-                         int64_t rows, int form) {
+                         int64_t rows) {
   const int64_t start = block * LANES;
   const int64_t count = w->width_out - start < LANES ? w->width_out - start : LANES;
   const f32v bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
   for (int64_t r = 0; r < rows; r++) {
-    const f32v found = form == SIGNED8 ? total[r] * load_scales(w, block) : total[r];
+    const f32v found = w->factors ? total[r] * load(w->factors + block * LANES) : total[r];
     store_part(y + r * w->width_out + start, w->bias ? found + bias : found, count);
   }
 }
@@ -151,7 +164,7 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const uint8_t 
       total[r] = add_group(total[r], sum[r], &by, x, group * rows + r, form);
     }
   }
-  store_totals(w, block, total, y, rows, form);
+  store_totals(w, block, total, y, rows);
 }
 
 INLINE void multiply(const IntegerWeight *w, int64_t block, const uint8_t *codes,
@@ -207,7 +220,7 @@ INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8
                                         sums[t * TILE_ROWS + r] - middle * x[t].sums[at], &by, x + t,
                                         at, form);
   }
-  store_totals(w, block, total, y, count * rows, form);
+  store_totals(w, block, total, y, count * rows);
 }
 #endif
 
@@ -303,6 +316,8 @@ void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory,
     multiply_panel(w, block, memory, y, rows, SIGNED8);
   else if (w->scale_kind == SCALE_E8M0)
     multiply_panel(w, block, memory, y, rows, FLOAT4);
+  else if (w->scale_kind == SCALE_E4M3)
+    multiply_panel(w, block, memory, y, rows, FLOAT4_SCALED);
   else if (w->zeros)
     multiply_panel(w, block, memory, y, rows, WITH_ZEROS4);
   else

@@ -1,4 +1,5 @@
-"""Products with weights in the C library: float32 or bfloat16, int8, int4, mxfp4.
+"""Products with weights in the C library: float32 or bfloat16, int8, int4, mxfp4,
+nvfp4.
 
 All take and return float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
 integer products to int8 with one scale per group; see the sources for the formulas.
@@ -89,10 +90,12 @@ class CpuLinears(Linears):
             codes = weight.codes if is_in_rows else _pack(weight.codes, self._lanes, _raised_words)
         else:
             codes = _pack(weight.codes, self._lanes, _halved_words)
-        scales, scale_kind = _scales_in_c(weight)
-        scales = _by_block(scales, self._lanes)
-        zeros = None if zeros is None else _by_block(zeros, self._lanes)
-        kept = (codes, scales, zeros, bias)
+        scales, scale_kind, factors = _scales_in_c(weight)
+        scales, factors, zeros = (
+            None if each is None else _by_block(each, self._lanes)
+            for each in (scales, factors, zeros)
+        )
+        kept = (codes, scales, factors, zeros, bias)
         struct = IntegerWeight(
             *map(pointer, kept), bits, value(scale_kind), *weight.codes.shape, group, is_in_rows
         )
@@ -141,16 +144,22 @@ class CpuLinears(Linears):
         return CProduct(self.library, self.team, value(kind), weight, kept)
 
 
-def _scales_in_c(weight: CodedWeight) -> tuple[Tensor, str]:
-    """The scales as they are kept, and the name of their kind in operators.h."""
+def _scales_in_c(weight: CodedWeight) -> tuple[Tensor | None, str, Tensor | None]:
+    """The scales of groups as they are kept, the name of their kind in operators.h, and those of
+    outputs.
+    """
     if weight.kind == "mxfp4":
-        return weight.scales, "SCALE_E8M0"
+        return weight.scales, "SCALE_E8M0", None
+    if weight.kind == "nvfp4":
+        assert weight.factors is not None
+        return weight.scales.view(torch.uint8), "SCALE_E4M3", weight.factors[:, None]
     scales = weight.scales.float()
     if weight.kind == "int8":
-        return scales, "SCALE_OUTPUT"
+        return None, "SCALE_NONE", scales
     rounded = weight.scales.bfloat16()
-    is_exact = bool((rounded.float() == scales).all())
-    return (rounded, "SCALE_BFLOAT16") if is_exact else (scales, "SCALE_FLOAT32")
+    if bool((rounded.float() == scales).all()):
+        return rounded, "SCALE_BFLOAT16", None
+    return scales, "SCALE_FLOAT32", None
 
 
 def _raised_words(codes: Tensor) -> Tensor:

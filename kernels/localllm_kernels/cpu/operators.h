@@ -6,16 +6,18 @@
 #include "common.h"
 #include "team.h"
 
-/* SCALE_E8M0: bytes, 127 above the exponent of two; then codes of 4 bits are floats (e2m1). */
-enum { SCALE_FLOAT32, SCALE_BFLOAT16, SCALE_OUTPUT, SCALE_E8M0 };
+/* SCALE_E8M0: bytes, 127 above the exponent of two; SCALE_E4M3: bytes, floats of eight bits. With
+ * these, codes of 4 bits are floats (e2m1). */
+enum { SCALE_FLOAT32, SCALE_BFLOAT16, SCALE_NONE, SCALE_E8M0, SCALE_E4M3 };
 
-/* y = x · wᵀ + bias, w = (code - zero) · scale with one scale and zero per group of inputs, or with
- * one scale per output. */
+/* y = x · wᵀ + bias, w = (code - zero) · scale · factor with one scale and zero per group of inputs,
+ * and one factor per output. */
 typedef struct {
   const uint8_t *codes; /* 4 bits: [blocks][in / 8][LANES][4], low halves: inputs 0 to 3, high: 4 to 7;
                            8 bits: [blocks][in / 4][LANES][4], 128 above the signed code, or
                            signed ones [out][in] */
-  const void *scales;   /* [blocks][groups][LANES], or [blocks][LANES] */
+  const void *scales;   /* [blocks][groups][LANES], or NULL */
+  const float *factors; /* [blocks][LANES], or NULL */
   const uint8_t *zeros; /* [blocks][groups][LANES], or NULL: all 8, or 128 */
   const float *bias;    /* [out], or NULL */
   int64_t bits;         /* 4 or 8 */

@@ -8,6 +8,8 @@ from localllm_kernels.compiling.traits import Traits, WeightLayout
 C_GROUPS = 16
 
 
+# Weights that are multiplied in int8.
+INTEGER_KINDS = frozenset(("int4", "int8", "mxfp4", "nvfp4"))
 # Types of GGUF's blocks with products.
 C_BLOCKS = frozenset(
     (
@@ -21,7 +23,7 @@ def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
     if dtype != torch.bfloat16:
         return False
-    is_grouped = layout.kind in ("int4", "int8", "mxfp4") and layout.group % C_GROUPS == 0
+    is_grouped = layout.kind in INTEGER_KINDS and layout.group % C_GROUPS == 0
     return is_grouped or layout.kind in C_BLOCKS
 
 
@@ -32,5 +34,5 @@ C_TRAITS = Traits(
     rows_alike=True,
     wide_rows=True,
     halves_weights=True,
-    integer_kinds=frozenset(("int4", "int8", "mxfp4")) | C_BLOCKS,
+    integer_kinds=INTEGER_KINDS | C_BLOCKS,
 )

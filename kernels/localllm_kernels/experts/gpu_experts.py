@@ -88,9 +88,10 @@ class ExpertLinears(Linears):
             codes = pack_halves(codes)
         if weight.block is not None:
             scales = scales.repeat_interleave(min(weight.block[0], width_out), 0)[:width_out]
-        stacked = StackedWeight(
-            kind, codes[None], scales[None], _one(weight.zeros), _one(bias), width_in
-        )
+        if kind == "nvfp4":
+            scales = scales.view(torch.uint8)
+        tensors = codes[None], scales[None], _one(weight.zeros), _one(bias)
+        stacked = StackedWeight(kind, *tensors, width_in, factors=_one(weight.factors))
         return StackedProduct(stacked)
 
     def _blocks(self, weight: BlocksWeight, bias: Tensor | None) -> Product | None:

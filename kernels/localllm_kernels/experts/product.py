@@ -60,7 +60,7 @@ def _values(codes, zeros, dtype: tl.constexpr, KIND: tl.constexpr):
             wide = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
             return wide - (zeros.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)[:, None]
         return codes.to(dtype) - zeros.to(dtype)[:, None]
-    if KIND == 4:
+    if KIND == 4 or KIND == 6:
         # The exponent and the fraction where the type has them; a power of two puts the bias right.
         if dtype == tl.float32:
             bits = codes.to(tl.int32)
@@ -73,6 +73,30 @@ def _values(codes, zeros, dtype: tl.constexpr, KIND: tl.constexpr):
         small = ((bits & 8) << 12 | (bits & 7) << 6).to(tl.bfloat16, bitcast=True)
         return small * 8.507059173023462e37
     return codes.to(dtype)
+
+
+@triton.jit
+def _spread_scales(
+    scales_ptr,
+    columns,
+    is_column,
+    group,
+    num_groups,
+    dtype: tl.constexpr,
+    GROUPS: tl.constexpr,
+    APART: tl.constexpr,
+):
+    """The scales of GROUPS groups, `group` being the first and APART from one to the next, for 16
+    codes each: [outputs, 16 · GROUPS].
+    """
+    groups = group + APART * tl.arange(0, GROUPS)
+    at = columns.to(tl.int64)[:, None] * num_groups + groups[None, :]
+    stored = tl.load(
+        scales_ptr + at, mask=is_column[:, None] & (groups < num_groups)[None, :], other=0
+    )
+    scales = _power(stored, dtype) if APART == 1 else from_e4m3(stored).to(dtype)
+    spread = tl.broadcast_to(scales[:, :, None], [columns.shape[0], GROUPS, 16])
+    return tl.reshape(spread, [columns.shape[0], 16 * GROUPS])
 
 
 @triton.jit
@@ -117,7 +141,7 @@ def _add_step(
         of_group = columns.to(tl.int64) * num_groups + start // GROUP
         if HAS_ZEROS:
             zeros = tl.load(zeros_ptr + of_group, mask=is_column, other=0)
-    if KIND == 3 or KIND == 4:
+    if KIND == 3 or KIND == 4 or KIND == 6:
         inside = tl.arange(0, STEP // 2)
         low = start + inside // 16 * 32 + inside % 16
         is_low = low < width_in
@@ -137,17 +161,21 @@ def _add_step(
             _values(codes & 15, zeros, dtype, KIND),
             _values(codes >> 4, zeros, dtype, KIND),
         )
+        # A step has several groups of floats: each value gets its scale, which is exact.
         if KIND == 4:
-            # A step has several groups: each value gets its scale, which is exact.
-            GROUPS: tl.constexpr = STEP // 32
-            groups = start // 32 + tl.arange(0, GROUPS)
-            of_groups = columns.to(tl.int64)[:, None] * num_groups + groups[None, :]
-            is_group = is_column[:, None] & (groups < num_groups)[None, :]
-            powers = _power(tl.load(scales_ptr + of_groups, mask=is_group, other=0), dtype)
-            shape: tl.constexpr = [columns.shape[0], STEP // 2]
-            spread = tl.broadcast_to(powers[:, :, None], [columns.shape[0], GROUPS, 16])
-            scales = tl.reshape(spread, shape)
+            scales = _spread_scales(
+                scales_ptr, columns, is_column, start // 32, num_groups, dtype, STEP // 32, 1
+            )
             low_values, high_values = low_values * scales, high_values * scales
+        if KIND == 6:
+            # The low halves of bytes are a group, the high ones the next.
+            group = start // 16
+            low_values *= _spread_scales(
+                scales_ptr, columns, is_column, group, num_groups, dtype, STEP // 32, 2
+            )
+            high_values *= _spread_scales(
+                scales_ptr, columns, is_column, group + 1, num_groups, dtype, STEP // 32, 2
+            )
         part = tl.dot(low_values, x_low, part, input_precision="ieee")
         part = tl.dot(high_values, x_high, part, input_precision="ieee")
     elif KIND == 5:
@@ -186,6 +214,7 @@ def _experts_kernel(
     codes_ptr,
     scales_ptr,
     zeros_ptr,
+    factors_ptr,
     bias_ptr,
     chosen_ptr,
     order_ptr,
@@ -269,6 +298,11 @@ def _experts_kernel(
                 is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
                 NUM_BYTES, GROUP, HAS_ZEROS, STEP,
             )  # fmt: skip
+    if KIND == 6:
+        factors_ptr += of_expert
+        acc *= tl.load(factors_ptr + columns, mask=is_column, other=0.0)[:, None]
+        if has_up:
+            up *= tl.load(factors_ptr + outputs + columns, mask=is_column, other=0.0)[:, None]
     if HAS_BIAS:
         bias_ptr += of_expert
         acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
@@ -327,6 +361,7 @@ def expert_product(
         codes,
         present(weight.scales, x),
         present(weight.zeros, x),
+        present(weight.factors, x),
         present(weight.bias, x),
         pairs.chosen.contiguous(),
         pairs.chosen if tasks is None else tasks.order,
@@ -385,9 +420,14 @@ def dequantized(weight: StackedWeight) -> Tensor:
         return weight.codes.double()
     assert weight.scales is not None
     scales = weight.scales.double()
-    if weight.kind == "mxfp4":
+    if weight.kind in ("mxfp4", "nvfp4"):
         table = torch.tensor([*E2M1, *(-each for each in E2M1)], dtype=torch.float64)
-        values, scales = table[unpack_halves(weight.codes).long()], 2 ** (scales - 127)
+        values = table[unpack_halves(weight.codes).long()]
+        if weight.factors is None:
+            scales = 2 ** (scales - 127)
+        else:
+            factors = weight.factors.double()[:, :, None]
+            scales = weight.scales.view(torch.float8_e4m3fn).double() * factors
     elif weight.kind == "int4":
         zeros = torch.full_like(scales, 8) if weight.zeros is None else weight.zeros.double()
         codes = unpack_halves(weight.codes).double()
@@ -414,8 +454,9 @@ class _Example:
         if self.block_type is not None:
             num_values, num_bytes = BLOCK_SIZES[self.block_type]
             return _WIDTH // num_values * num_bytes
-        of_groups = {"int4": 2, "mxfp4": 1}.get(self.kind, 0) * _WIDTH / self.group
-        return _WIDTH * {"plain": 2, "int4": 0.5, "mxfp4": 0.5}.get(self.kind, 1) + of_groups
+        of_group = {"int4": 2, "mxfp4": 1, "nvfp4": 1}.get(self.kind, 0)
+        of_value = 0.5 if self.kind in FOUR_BITS else 2 if self.kind == "plain" else 1
+        return _WIDTH * (of_value + of_group / self.group)
 
     def __call__(self, workspace: Workspace) -> None:
         bf16, uint8 = torch.bfloat16, torch.uint8
@@ -423,7 +464,7 @@ class _Example:
         stored = _WIDTH // 2 if self.kind in FOUR_BITS else _WIDTH
         scales = torch.empty(
             *(8, 128, _WIDTH // self.group),
-            dtype={"mxfp4": uint8, "fp8": torch.float32}.get(self.kind, bf16),
+            dtype={"mxfp4": uint8, "nvfp4": uint8, "fp8": torch.float32}.get(self.kind, bf16),
         )
         weight = StackedWeight(
             self.kind,
@@ -436,6 +477,7 @@ class _Example:
             bias=None,
             width_in=_WIDTH,
             block_type=self.block_type,
+            factors=torch.empty(8, 128) if self.kind == "nvfp4" else None,
         )
         x, chosen = torch.empty(1, _WIDTH, dtype=bf16), torch.zeros(1, 8, dtype=torch.int32)
         tasks = None if self.by_pair else Tasks(chosen, chosen, self.most)
@@ -466,7 +508,10 @@ def _spec(example: _Example) -> AotSpec:
 
 
 _WIDTH = 4096
-_FORMS: dict[StackedKind, int] = {"plain": 4096, "int8": 4096, "fp8": 128, "int4": 128, "mxfp4": 32}
+_FORMS: dict[StackedKind, int] = {
+    **{"plain": 4096, "int8": 4096, "fp8": 128},
+    **{"int4": 128, "mxfp4": 32, "nvfp4": 16},
+}
 # The gate, the pairs of a task, and whether nothing was sorted.
 _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (
     ("silu", FEW, True),

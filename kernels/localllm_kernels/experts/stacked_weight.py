@@ -4,27 +4,29 @@ Codes of 4 bits lie in groups of 32 inputs: byte j of 16 has input j in its low 
 16 + j in its high ones, so that either half of a tile is a tile of neighbouring inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks"]
+StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks", "nvfp4"]
 STACKED_KINDS: tuple[StackedKind, ...] = get_args(StackedKind)
-FOUR_BITS = ("int4", "mxfp4")
+FOUR_BITS = ("int4", "mxfp4", "nvfp4")
 # Inputs that the product multiplies at once; of 4-bit codes, half of them.
 STEP = 128
 _HALF = 16
+_TENSORS = ("codes", "scales", "zeros", "bias", "factors")
 
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
     """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes] as
     `coded_blocks.arranged` has GGUF's blocks, which are of `block_type`; `scales`: [experts, out,
-    groups] in any float type, exponents in uint8 for mxfp4, None for plain weights and blocks;
-    `zeros`: uint8 like `scales`, None for 8 everywhere; `bias`: [experts, out].
+    groups] in any float type, in uint8 exponents for mxfp4 and bytes of e4m3 for nvfp4, None for
+    plain weights and blocks; `zeros`: uint8 like `scales`, None for 8 everywhere; `factors`:
+    float32 [experts, out], of nvfp4's scales; `bias`: [experts, out].
     """
 
     kind: StackedKind
@@ -34,6 +36,7 @@ class StackedWeight:
     bias: Tensor | None
     width_in: int
     block_type: str | None = None
+    factors: Tensor | None = None
 
     @property
     def num_experts(self) -> int:
@@ -57,34 +60,34 @@ class StackedWeight:
         if any(part.form != first.form for part in parts):
             return None
 
-        def joined(name: str) -> Tensor | None:
-            if getattr(first, name) is None:
-                return None
-            return torch.cat([getattr(part, name) for part in parts])
+        joined = {name: torch.cat([part.by_name[name] for part in parts]) for name in first.by_name}
+        return first._with(joined)
 
-        codes = joined("codes")
-        assert codes is not None
-        scales, zeros, bias = map(joined, ("scales", "zeros", "bias"))
-        return replace(first, codes=codes, scales=scales, zeros=zeros, bias=bias)
+    @property
+    def by_name(self) -> dict[str, Tensor]:
+        """Those tensors that are there, [experts, ...] each, by their fields."""
+        found = {name: getattr(self, name) for name in _TENSORS}
+        return {name: each for name, each in found.items() if each is not None}
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that are there, [experts, ...] each."""
-        found = (self.codes, self.scales, self.zeros, self.bias)
-        return tuple(each for each in found if each is not None)
+        """Those that are there."""
+        return tuple(self.by_name.values())
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackedWeight":
         """With each of its tensors changed."""
-        scales, zeros, bias = (
-            None if each is None else change(each) for each in (self.scales, self.zeros, self.bias)
-        )
-        return replace(self, codes=change(self.codes), scales=scales, zeros=zeros, bias=bias)
+        return self._with({name: change(each) for name, each in self.by_name.items()})
+
+    def _with(self, tensors: Mapping[str, Tensor]) -> "StackedWeight":
+        """The same of other tensors, by their fields."""
+        scales, zeros, bias, factors = map(tensors.get, ("scales", "zeros", "bias", "factors"))
+        codes = tensors["codes"]
+        return replace(self, codes=codes, scales=scales, zeros=zeros, bias=bias, factors=factors)
 
     @property
     def form(self) -> tuple[object, ...]:
         """Everything but the values and the number of experts."""
-        tensors = (self.codes, self.scales, self.zeros, self.bias)
-        forms = (None if each is None else (each.shape[1:], each.dtype) for each in tensors)
+        forms = ((name, each.shape[1:], each.dtype) for name, each in self.by_name.items())
         return self.kind, self.block_type, *forms
 
 
@@ -102,6 +105,8 @@ def unpack_halves(packed: Tensor) -> Tensor:
 
 def takes_group(kind: str, group: int, width_in: int) -> bool:
     """Whether the product supports such groups: a step is one of them, or lies within one."""
+    if kind == "nvfp4":
+        return group == _HALF and width_in % (2 * _HALF) == 0
     if kind in FOUR_BITS:
         return group in (32, 64) or group % STEP == 0
     return group >= width_in or group % STEP == 0

@@ -4,6 +4,7 @@ import torch
 
 from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import Traits, WeightLayout
+from localllm_kernels.experts.stacked_weight import takes_group
 from localllm_kernels.products.int4_weight import takes_groups
 
 
@@ -23,6 +24,8 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
             return takes_blocks(layout.group, layout.width_in)
         case "mxfp4":
             return True
+        case "nvfp4":
+            return takes_group("nvfp4", layout.group, layout.width_in)
     return layout.kind in BLOCK_TYPES
 
 

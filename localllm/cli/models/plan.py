@@ -33,6 +33,7 @@ _MADE_BY = {
     "int8": " --method int8",
     "fp8": " --method fp8",
     "mxfp4": " --method mxfp4",
+    "nvfp4": " --method nvfp4",
 }
 # Heads, by what their kind is called.
 _DRAFTING = {"head": "a head that drafts", "EAGLE": "an EAGLE head", "assistant": "its assistant"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.quantize.recipe import Recipe
 
 # As in `recipe`, whose module imports torch.
-METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4")
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4")
 EMBEDDINGS = ("keep", "int8")
 HEADS = (*EMBEDDINGS, "int4")
 FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")

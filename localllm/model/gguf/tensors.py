@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 # What config_of has read.
 _OF_CONFIG = {FACTORS, SHORT, LONG}
-_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z0-9_.]+?)(\.weight|\.bias|\.scale)?")
+_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z0-9_.]+?)(\.weight|\.bias|\.scale|\.input_scale)?")
+
+# Endings of the scales of a whole tensor, which some types of blocks have beside them.
+_OF_TENSORS = (".scale", ".input_scale")
 
 # What a reader of a tensor undoes: a norm's weight is stored plus 1; a decay as -exp of what the
 # checkpoint holds. Its logarithm is that again but for the last bit, and one formula in the engine
@@ -103,6 +106,9 @@ def _infos(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, GgufIn
     """A tensor by its own name; one of all experts as a tensor for each."""
     names = own_names(tensor.name, family)
     own = _in_own_shape(tensor, _change_of(tensor.name, family))
+    if tensor.name.endswith(_OF_TENSORS) and names[0].endswith(_OF_TENSORS):
+        yield from _scales(own, names)
+        return
     if "{}" not in names[0] or len(own.shape) < 2 or own.shape[0] > MAX_TENSORS:
         yield from zip(names, _rows(own, len(names)), strict=True)
         return
@@ -111,6 +117,15 @@ def _infos(tensor: GgufTensor, family: GgufFamily) -> Iterator[tuple[str, GgufIn
         expert = replace(expert, shape=expert.shape[1:])
         for name, part in zip(names, _rows(expert, len(names)), strict=True):
             yield name.format(number), part
+
+
+def _scales(own: GgufInfo, names: tuple[str, ...]) -> Iterator[tuple[str, GgufInfo]]:
+    """The scale of a whole tensor, for each of its parts; or those of all experts."""
+    if "{}" not in names[0]:
+        yield from ((name, own) for name in names)
+        return
+    for number, expert in enumerate(_rows(own, min(prod(own.shape), MAX_TENSORS) or 1)):
+        yield from ((name.format(number), expert) for name in names)
 
 
 def _rows(info: GgufInfo, count: int) -> Iterator[GgufInfo]:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Types without a product of their own: those of less than four bits with grids, and ternary ones.
+# Types without a product of their own: those of less than four bits, but for K types.
 KEPT_IN_EIGHT_BITS = frozenset(
     (
         *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-        *("TQ1_0", "TQ2_0"),
+        *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
     )
 )
 

@@ -45,6 +45,16 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
     return _bits(blocks[:, start : start + 4], 1).transpose(1, 2).reshape(-1, 32) << 4
 
 
+def _q1_0(blocks: Tensor) -> Tensor:
+    signs = 2 * _bits(blocks[:, 2:], 1).transpose(1, 2).flatten(1).float() - 1
+    return signs * _half(blocks, 0)
+
+
+def _q2_0(blocks: Tensor) -> Tensor:
+    codes = _bits(blocks[:, 2:], 2).transpose(1, 2).flatten(1)
+    return (codes.float() - 1) * _half(blocks, 0)
+
+
 def _q4_0(blocks: Tensor) -> Tensor:
     return (_halves(blocks[:, 2:]).float() - 8) * _half(blocks, 0)
 
@@ -170,6 +180,8 @@ VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

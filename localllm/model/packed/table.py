@@ -15,12 +15,17 @@ from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4 import BIAS, GROUP_SIZE, Mxfp4Weight
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
+from localllm.model.packed.nvfp4 import GROUP_SIZE as NVFP4_GROUP
+from localllm.model.packed.nvfp4 import Nvfp4Weight
+from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.compiling.choice import Piece
 
 Shape = tuple[int, int]
 _GROUP_SIZE = 128
+# The standard deviation of uniformly drawn codes of e2m1.
+_OF_E2M1 = 2.92
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,9 @@ def _draw_fp8(shape: Shape, generator: torch.Generator) -> Fp8Weight:
 
 def _draw_mxfp4(shape: Shape, generator: torch.Generator) -> Mxfp4Weight:
     codes = torch.empty(shape[0], shape[1] // 2, dtype=torch.uint8, device=generator.device)
-    # 2.92: the standard deviation of uniformly drawn codes. Of the two powers of two around what
-    # is wanted, each has such a part of the groups that the values have it together.
-    wanted = math.log2(shape[1] ** -0.5 / 2.92)
+    # Of the two powers of two around what is wanted, each has such a part of the groups that the
+    # values have it together.
+    wanted = math.log2(shape[1] ** -0.5 / _OF_E2M1)
     low = math.floor(wanted)
     is_high = (
         torch.rand(shape[0], shape[1] // GROUP_SIZE, generator=generator, device=generator.device)
@@ -77,6 +82,16 @@ def _draw_mxfp4(shape: Shape, generator: torch.Generator) -> Mxfp4Weight:
     )
     exponents = (is_high + (low + BIAS)).to(torch.uint8)
     return Mxfp4Weight(codes.random_(0, 256, generator=generator), exponents)
+
+
+def _draw_nvfp4(shape: Shape, generator: torch.Generator) -> Nvfp4Weight:
+    codes = torch.empty(shape[0], shape[1] // 2, dtype=torch.uint8, device=generator.device)
+    groups = (shape[0], shape[1] // NVFP4_GROUP)
+    ones = torch.full(groups, 0x38, dtype=torch.uint8, device=generator.device)
+    divisors = 1 / _even_scales(shape[:1], shape, _OF_E2M1, torch.float32, generator)
+    return Nvfp4Weight(
+        codes.random_(0, 256, generator=generator), ones.view(torch.float8_e4m3fn), divisors
+    )
 
 
 def _even_scales(
@@ -110,6 +125,13 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.MXFP4,
         _draw_mxfp4,
         lambda shape: prod(shape) // 2 + prod(shape) // GROUP_SIZE,
+    ),
+    "nvfp4": PackedType(
+        Nvfp4Weight,
+        (PackedNvfp4, ModelOptNvfp4),
+        Piece.NVFP4,
+        _draw_nvfp4,
+        lambda shape: prod(shape) // 2 + prod(shape) // NVFP4_GROUP + 4 * shape[0],
     ),
     "fp8": PackedType(
         Fp8Weight, (Fp8,), Piece.FP8, _draw_fp8, lambda shape: prod(shape) + 4 * shape[0]
