@@ -18,6 +18,7 @@ from blocks import random_blocks, random_e4m3
 from c_products import OWN, linears_with, sources_of_products
 from torch import Tensor
 
+from localllm.quantize.rounding import round_fp8
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
@@ -117,6 +118,13 @@ def test_products_have_the_same_bits_on_arm(
             expected = product(rows)
             for program in programs:
                 assert torch.equal(run_product(program, own, rows), expected)
+    fp8 = round_fp8(torch.randn(48, 256), (16, 64))
+    product = by_fours.packed(fp8.coded(), None, torch.bfloat16)
+    assert isinstance(product, CProduct)
+    rows = x.bfloat16().float()
+    for program in programs:
+        found = run_product(program, product, rows)
+        torch.testing.assert_close(found, F.linear(rows, fp8.dequantize()), atol=1e-4, rtol=1e-5)
     for dtype in (torch.float32, torch.bfloat16):
         weight, bias = torch.randn(48, 250).to(dtype), torch.randn(48)
         plain = by_fours.plain(weight, bias)

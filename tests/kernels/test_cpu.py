@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import random_blocks
+from blocks import random_blocks, random_e4m3
 from c_products import linears_with
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
+from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.model.paged_kv_cache import empty_cache
+from localllm.quantize.rounding import round_fp8
 from localllm.user.places import cache_folder
 from localllm_kernels import cpu_ops
 from localllm_kernels.attention.kv_cache import CODE_LIMITS, is_turnable
@@ -427,6 +429,37 @@ def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
     assert lie_there == (width_in % (4 * num_lanes(linears.library)) == 0)
 
 
+@pytest.mark.parametrize(("width_out", "width_in"), [(3, 64), (40, 256), (65, 176)])
+def test_nvfp4(linears: CpuLinears, width_out: int, width_in: int) -> None:
+    codes = torch.randint(256, (width_out, width_in // 2), dtype=torch.uint8)
+    scales, divisors = random_e4m3(width_out, width_in // 16), 100 + 900 * torch.rand(width_out)
+    weight, bias = Nvfp4Weight(codes, scales, divisors), torch.randn(width_out)
+    product = linears.packed(weight.coded(), bias, torch.bfloat16)
+    x = torch.randn(11, width_in)
+    expected = F.linear(rounded_rows(x, 16), weight.dequantize(torch.float32), bias)
+    assert (product(x) - expected).norm() / expected.norm() < 1e-3
+    assert_rows_alone(product, x)
+
+
+@pytest.mark.parametrize(
+    ("width_out", "width_in", "block"),
+    [
+        *((45, 384, (1, 384)), (7, 40, (1, 40)), (130, 391, (1, 391))),
+        *((150, 512, (128, 128)), (33, 96, (32, 32)), (260, 300, (128, 128))),
+    ],
+)
+def test_fp8(linears: CpuLinears, width_out: int, width_in: int, block: tuple[int, int]) -> None:
+    weight = round_fp8(torch.randn(width_out, width_in), block)
+    weight.codes.view(torch.uint8)[0, :15] = torch.arange(15)  # those below the normal numbers
+    bias, x = torch.randn(width_out), torch.randn(30, width_in)
+    product = linears.packed(weight.coded(), bias, torch.bfloat16)
+    exact = x.bfloat16().double() @ weight.dequantize(torch.float64).T + bias
+    torch.testing.assert_close(product(x), exact.float(), atol=1e-4, rtol=1e-5)
+    assert_rows_alone(product, x)
+    for rows in (1, 3, 4, 5, 9):
+        assert torch.equal(product(x[:rows]), product(x)[:rows])
+
+
 def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
     codes = torch.randint(16, (16, 64), dtype=torch.uint8)
     weights = (
@@ -436,7 +469,8 @@ def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
     int4, int8 = (linears.packed(each, None, torch.bfloat16) for each in weights)
     plain = linears.plain(torch.randn(16, 64), None)
     bfloat16 = linears.plain(torch.randn(16, 64).bfloat16(), None)
-    for product in (int4, int8, plain, bfloat16):
+    fp8 = linears.packed(round_fp8(torch.randn(16, 64), (1, 64)).coded(), None, torch.bfloat16)
+    for product in (int4, int8, plain, bfloat16, fp8):
         for bad in (torch.nan, torch.inf, -torch.inf):
             x = torch.randn(3, 64)
             x[1, 40] = bad
@@ -470,6 +504,7 @@ def test_all_instruction_sets_give_the_same_bits(
     codes = torch.randint(16, (48, 256), dtype=torch.uint8)
     scales, zeros = torch.rand(48, 4).bfloat16(), torch.randint(16, (48, 4), dtype=torch.uint8)
     int8_codes = torch.randint(-128, 128, (48, 256), dtype=torch.int8)
+    nvfp4 = CodedWeight("nvfp4", codes, random_e4m3(48, 16), factors=torch.rand(48))
     in_blocks = [random_blocks(name, 48, 256) for name in sorted(C_BLOCKS)]
     x = torch.randn(9, 256)
     found = []
@@ -490,6 +525,7 @@ def test_all_instruction_sets_give_the_same_bits(
             CodedWeight("int4", codes, scales, zeros),
             CodedWeight("int8", int8_codes, scales[:, :1]),
             CodedWeight("int8", int8_codes, scales[:, :1], is_in_place=True),
+            nvfp4,
         )
         blocks = [each.coded() for each in in_blocks]
         products = [linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks)]

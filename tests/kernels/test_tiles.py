@@ -8,6 +8,7 @@ from blocks import random_e4m3
 from c_products import linears_with
 
 import localllm_kernels
+from localllm.quantize.rounding import round_fp8
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
@@ -121,6 +122,23 @@ def test_pairs_in_tiles_are_products_of_bfloat16(
     x = torch.randn(150, width)
     product = linears.plain(weight, bias)
     exact = (x.bfloat16().double() @ weight.double().T + bias).float()
+    for rows in (1, 7, 16, 33, 64, 100, 150):
+        found = product(x[:rows])
+        torch.testing.assert_close(found, exact[:rows], atol=1e-4, rtol=1e-5)
+        assert torch.equal(found, product(x)[:rows])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [(1, 391), (32, 64)])
+def test_numbers_of_eight_bits_in_tiles_are_products_of_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: tuple[int, int]
+) -> None:
+    linears = in_tiles(tmp_path, monkeypatch)
+    weight, bias = round_fp8(torch.randn(45, 391), block), torch.randn(45)
+    product = linears.packed(weight.coded(), bias, torch.bfloat16)
+    assert product is not None
+    x = torch.randn(150, 391)
+    exact = (x.bfloat16().double() @ weight.dequantize(torch.float64).T + bias).float()
     for rows in (1, 7, 16, 33, 64, 100, 150):
         found = product(x[:rows])
         torch.testing.assert_close(found, exact[:rows], atol=1e-4, rtol=1e-5)

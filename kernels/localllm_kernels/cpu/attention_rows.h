@@ -10,7 +10,6 @@
 #define FEW_ROWS 16    /* up to which threads share the stretches */
 #define MAX_DIM 576
 #define LOG2_E 1.44269504f
-#define ALIGNED __attribute__((aligned(64)))
 
 /* What rows have of some keys: the greatest score times log2(e), since powers of two are cheaper than
  * those of e, the sum of the weights, and that of weights times

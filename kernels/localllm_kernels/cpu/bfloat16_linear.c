@@ -1,10 +1,12 @@
-/* y = x · wᵀ + bias for weights in bfloat16, row by row as stored in the file. The inputs are
- * rounded to bfloat16; products and sums are float32.
+/* y = x · wᵀ + bias for weights in bfloat16 or e4m3, row by row as stored in the file. The inputs are
+ * rounded to bfloat16, which has e4m3 exactly; products and sums are float32. A thread unpacks what it
+ * multiplies of e4m3 for all rows of a panel, and each block's sums are scaled.
  *
  * An output is the sum of all lanes, each of which adds up its products in the order of the
  * inputs, so a row has the same bits in any batch. In tiles of AMX, in which any number of rows is
  * multiplied where there are any, it is one sum in that order. */
 
+#include "byte_codes.h"
 #include "float_tile.h"
 #include "tiles.h"
 
@@ -37,12 +39,59 @@ INLINE void add_products(f32v sums[ROWS][OUTPUTS], const uint16_t *w, int64_t wi
 #endif
 }
 
+/* Numbers of e4m3 in bfloat16, [outputs, padded width], zeros behind the width. */
+static void unpack_outputs(const FloatWeight *w, int64_t first, int64_t outputs, uint16_t *to) {
+  const CodeTable table = code_table(KV_FP8);
+  const int64_t width = w->width_in, stride = padded(width), whole = width / (2 * STEP) * (2 * STEP);
+  const uint8_t *from = (const uint8_t *)w->values + first * width;
+  for (int64_t o = 0; o < outputs; o++, from += width, to += stride) {
+    float *words = (float *)to, last[2 * LANES];
+    for (int64_t i = 0; i < whole; i += 2 * STEP, words += 2 * LANES) {
+      __builtin_prefetch(from + outputs * width + i);
+      unpack_codes(from + i, from + i + STEP, &table, words, LANES, KV_FP8);
+    }
+    if (whole == width) continue;
+    uint8_t rest[2 * STEP] = {0};
+    memcpy(rest, from + whole, (size_t)(width - whole));
+    unpack_codes(rest, rest + STEP, &table, last, LANES, KV_FP8);
+    memcpy(words, last, (size_t)(stride - whole) * sizeof(uint16_t));
+  }
+}
+INLINE float scale_of(const FloatWeight *w, int64_t output, int64_t input) {
+  const int64_t blocks = (w->width_in + w->block_inputs - 1) / w->block_inputs;
+  return w->scales[output / w->block_outputs * blocks + input / w->block_inputs];
+}
+INLINE int64_t block_of(const FloatWeight *w) {
+  return w->block_inputs < w->width_in ? w->block_inputs : padded(w->width_in);
+}
+
+/* Outputs from `first` on, unpacked: each block of inputs by itself. */
+INLINE void multiply_blocks(const FloatWeight *w, const uint16_t *values, const uint16_t *x,
+                            int64_t stride, float *y, int64_t first, int rows, int outputs) {
+  const int64_t width = padded(w->width_in), block = block_of(w);
+  f32v totals[ROWS][OUTPUTS];
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++) totals[r][o] = splat(0.0f);
+  for (int64_t start = 0; start < width; start += block) {
+    const int64_t end = start + block < width ? start + block : width;
+    f32v sums[ROWS][OUTPUTS];
+    for (int r = 0; r < rows; r++)
+      for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
+    for (int64_t i = start; i < end; i += STEP)
+      add_products(sums, values + i, width, x + i, stride, rows, outputs);
+    for (int o = 0; o < outputs; o++) {
+      const f32v scale = splat(scale_of(w, first + o, start));
+      for (int r = 0; r < rows; r++) totals[r][o] = fmav(sums[r][o], scale, totals[r][o]);
+    }
+  }
+  finish_tile(w, totals, y, first, rows, outputs);
+}
+
 /* `outputs` outputs from `first` on for `rows` rows of `stride` values; callers pass the counts as
  * constants. */
-INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
-                     int64_t first, int rows, int outputs) {
+INLINE void multiply(const FloatWeight *w, const uint16_t *values, const uint16_t *x, int64_t stride,
+                     float *y, int64_t first, int rows, int outputs) {
   const int64_t width = w->width_in, whole = width / STEP * STEP;
-  const uint16_t *values = (const uint16_t *)w->values + first * width;
   f32v sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
@@ -62,10 +111,79 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
 
 INLINE void multiply_rows(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
                           int64_t first, int64_t rows, int outputs) {
+  const uint16_t *values = (const uint16_t *)w->values + first * w->width_in;
 #define RUN(r, count) \
-  multiply(w, x + (r) * stride, stride, y + (r) * w->width_out, first, count, outputs)
+  multiply(w, values, x + (r) * stride, stride, y + (r) * w->width_out, first, count, outputs)
   BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
+}
+INLINE void multiply_unpacked(const FloatWeight *w, const uint16_t *values, const uint16_t *x,
+                              int64_t stride, float *y, int64_t first, int64_t rows, int outputs) {
+#define RUN(r, count) \
+  multiply_blocks(w, values, x + (r) * stride, stride, y + (r) * w->width_out, first, count, outputs)
+  BY_TILES_OF_ROWS(rows, RUN);
+#undef RUN
+}
+#if HAS_PAIRS
+/* The same for one output and a few rows, without a place for what is unpacked. */
+INLINE void multiply_codes(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
+                           int64_t output, int rows) {
+  const CodeTable table = code_table(KV_FP8);
+  const int64_t width = w->width_in, block = block_of(w);
+  const uint8_t *codes = (const uint8_t *)w->values + output * width;
+  f32v totals[ROWS];
+  for (int r = 0; r < rows; r++) totals[r] = splat(0.0f);
+  for (int64_t start = 0; start < width; start += block) {
+    const int64_t end = start + block < width ? start + block : width;
+    f32v sums[ROWS];
+    for (int r = 0; r < rows; r++) sums[r] = splat(0.0f);
+    for (int64_t i = start; i < end; i += 2 * STEP) {
+      uint8_t rest[2 * STEP];
+      const uint8_t *from = codes + i;
+      const int64_t left = end - i;
+      __builtin_prefetch(from + 1024);
+      if (left < 2 * STEP) {
+        memset(rest, 0, sizeof rest), memcpy(rest, from, (size_t)left);
+        from = rest;
+      }
+      const Words words = unpack_words(from, from + STEP, &table, KV_FP8);
+      for (int part = 0; part < 2 && part * STEP < left; part++)
+        for (int r = 0; r < rows; r++)
+          sums[r] = (f32v)_mm512_dpbf16_ps(
+              (__m512)sums[r], (__m512bh)words.of[part],
+              (__m512bh)_mm512_loadu_si512(x + r * stride + i + part * STEP));
+    }
+    for (int r = 0; r < rows; r++)
+      totals[r] = fmav(sums[r], splat(scale_of(w, output, start)), totals[r]);
+  }
+  for (int r = 0; r < rows; r++) {
+    const float sum = sum_lanes(totals[r]);
+    y[r * w->width_out + output] = w->bias ? sum + w->bias[output] : sum;
+  }
+}
+#endif
+static void unpack_and_multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
+                                int64_t first, int64_t rows) {
+#if HAS_PAIRS
+  if (rows <= ROWS) {
+    const int64_t end = first + OUTPUTS < w->width_out ? first + OUTPUTS : w->width_out;
+    for (int64_t o = first; o < end; o++) {
+#define RUN(r, count) multiply_codes(w, x + (r) * stride, stride, y + (r) * w->width_out, o, count)
+      BY_TILES_OF_ROWS(rows, RUN);
+#undef RUN
+    }
+    return;
+  }
+#endif
+  const int64_t left = w->width_out - first, outputs = left < OUTPUTS ? left : OUTPUTS;
+  uint16_t values[OUTPUTS * stride] ALIGNED;
+  unpack_outputs(w, first, outputs, values);
+  if (outputs == OUTPUTS) {
+    multiply_unpacked(w, values, x, stride, y, first, rows, OUTPUTS);
+    return;
+  }
+  for (int64_t o = 0; o < outputs; o++)
+    multiply_unpacked(w, values + o * stride, x, stride, y, first + o, rows, 1);
 }
 
 #if HAS_TILES
@@ -79,18 +197,20 @@ INLINE void round_beside(const float *x, uint16_t *rounded, int64_t row, int64_t
   }
 }
 
-/* Outputs `first` to `first` + `outputs` for `count` tiles of rows, of which the last one has `last`;
- * callers pass `count` as a constant. */
-INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *x, float *y, int64_t first,
-                              int64_t outputs, const int count, int64_t last) {
-  const int64_t width = w->width_in, whole = width / STEP * STEP, tile = TILE_ROWS * padded(width);
-  const uint16_t *values = (const uint16_t *)w->values + first * width;
+/* Outputs `first` to `first` + `outputs`, and inputs `start` to `end`, for `count` tiles of rows, of
+ * which the last one has `last`; callers pass `count` and `is_scaled` as constants. The values of
+ * outputs are `width` apart. */
+INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *values, int64_t width,
+                              const uint16_t *x, float *y, int64_t first, int64_t outputs,
+                              int64_t start, int64_t end, const int count, int64_t last,
+                              const int is_scaled) {
+  const int64_t whole = width / STEP * STEP, tile = TILE_ROWS * padded(width);
   uint16_t rest[TILE_ROWS * STEP] = {0};
   if (whole < width)
     for (int64_t o = 0; o < outputs; o++)
       memcpy(rest + o * STEP, values + o * width + whole, (size_t)(width - whole) * sizeof(uint16_t));
   shape_tiles(outputs, STEP / 2);
-  for (int64_t i = 0; i < width; i += STEP) {
+  for (int64_t i = start; i < end; i += STEP) {
     if (i < whole) LOAD_ROWS(values + i, width * (int64_t)sizeof(uint16_t));
     else LOAD_ROWS(rest, sizeof(uint16_t) * STEP);
     const uint16_t *columns = x + i * TILE_ROWS;
@@ -106,8 +226,27 @@ INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *x, float *y,
   if (count > 3) TAKE_SUMS(3, sums + 3 * TILE_ROWS * TILE_ROWS);
   for (int64_t r = 0; r < (count - 1) * TILE_ROWS + last; r++) {
     const float *own = sums + r / TILE_ROWS * TILE_ROWS * TILE_ROWS + r % TILE_ROWS;
-    for (int64_t o = 0; o < outputs; o++)
-      y[r * w->width_out + first + o] = own[o * TILE_ROWS] + (w->bias ? w->bias[first + o] : 0.0f);
+    float *to = y + r * w->width_out + first;
+    for (int64_t o = 0; o < outputs; o++) {
+      const float sum = own[o * TILE_ROWS] * (is_scaled ? scale_of(w, first + o, start) : 1.0f);
+      to[o] = sum + (start > 0 ? to[o] : w->bias ? w->bias[first + o] : 0.0f);
+    }
+  }
+}
+
+/* All inputs, of e4m3 block by block. */
+INLINE void multiply_tiles(const FloatWeight *w, const uint16_t *unpacked, const uint16_t *x, float *y,
+                           int64_t first, int64_t outputs, const int count, int64_t last) {
+  const int64_t width = w->width_in;
+  if (!unpacked) {
+    const uint16_t *values = (const uint16_t *)w->values + first * width;
+    multiply_in_tiles(w, values, width, x, y, first, outputs, 0, width, count, last, 0);
+    return;
+  }
+  const int64_t all = padded(width), block = block_of(w);
+  for (int64_t start = 0; start < all; start += block) {
+    const int64_t end = start + block < all ? start + block : all;
+    multiply_in_tiles(w, unpacked, all, x, y, first, outputs, start, end, count, last, 1);
   }
 }
 
@@ -118,16 +257,21 @@ static void team_multiply_in_tiles(const Team *team, const FloatWeight *w, const
   TEAM_FOR(team, block, (w->width_out + TILE_ROWS - 1) / TILE_ROWS) {
     const int64_t first = block * TILE_ROWS, left = w->width_out - first;
     const int64_t outputs = left < TILE_ROWS ? left : TILE_ROWS;
+    uint16_t memory[w->scales ? TILE_ROWS * padded(w->width_in) : 1] ALIGNED;
+    const uint16_t *unpacked = w->scales ? memory : NULL;
+    if (unpacked) unpack_outputs(w, first, outputs, memory);
     for (int64_t row = 0; row < rows;) {
       const uint16_t *from = rounded + row * padded(w->width_in);
       float *to = y + row * w->width_out;
       const int64_t behind = rows - row;
       if (behind > (TILES - 1) * TILE_ROWS) {
         const int64_t last = behind - (TILES - 1) * TILE_ROWS;
-        multiply_in_tiles(w, from, to, first, outputs, TILES, last < TILE_ROWS ? last : TILE_ROWS);
+        multiply_tiles(w, unpacked, from, to, first, outputs, TILES,
+                       last < TILE_ROWS ? last : TILE_ROWS);
         row += TILES * TILE_ROWS;
       } else {
-        multiply_in_tiles(w, from, to, first, outputs, 1, behind < TILE_ROWS ? behind : TILE_ROWS);
+        multiply_tiles(w, unpacked, from, to, first, outputs, 1,
+                       behind < TILE_ROWS ? behind : TILE_ROWS);
         row += TILE_ROWS;
       }
     }
@@ -169,6 +313,10 @@ static void team_multiply_panel(const Team *team, const FloatWeight *w, const fl
   const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
   TEAM_FOR(team, block, blocks) {
     const int64_t first = block * OUTPUTS;
+    if (w->scales) {
+      unpack_and_multiply(w, rounded, stride, y, first, rows);
+      continue;
+    }
     if (first + OUTPUTS <= w->width_out) {
       multiply_rows(w, rounded, stride, y, first, rows, OUTPUTS);
       continue;

@@ -25,6 +25,7 @@
 #define LANES 4
 #endif
 #define OF_LANES(bytes) __attribute__((vector_size((bytes) * LANES)))
+#define ALIGNED __attribute__((aligned(64)))
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float f32v OF_LANES(4);

@@ -1,8 +1,7 @@
-"""Products with weights in the C library: float32 or bfloat16, int8, int4, mxfp4,
-nvfp4.
+"""Products with weights in the C library: float32, bfloat16, int8, fp8, int4, mxfp4, nvfp4.
 
-All take and return float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
-integer products to int8 with one scale per group; see the sources for the formulas.
+All take and return float32 rows. Inputs of bfloat16 and fp8 products are rounded to bfloat16, those
+of the integer products to int8 with one scale per group; see the sources for the formulas.
 """
 
 import ctypes
@@ -83,6 +82,8 @@ class CpuLinears(Linears):
         layout, zeros = weight.layout, weight.zeros
         if not c_multiplies(layout, dtype, "cpu"):
             return None
+        if layout.kind == "fp8":
+            return self._fp8(weight, bias)
         bits, group, is_in_rows = 4, layout.group, False
         if layout.kind == "int8":
             bits, group = 8, next(size for size in _INT8_GROUPS if layout.width_in % size == 0)
@@ -102,6 +103,20 @@ class CpuLinears(Linears):
         product = self._product("INTEGER", struct, kept)
         order = weight.permutation
         return product if order is None else PermutedProduct(product, order)
+
+    def _fp8(self, weight: CodedWeight, bias: Tensor | None) -> CProduct:
+        """The product with codes where they lie."""
+        assert weight.block is not None
+        scales = weight.scales.float().contiguous()
+        struct = FloatWeight(
+            weight.codes.data_ptr(),
+            pointer(bias),
+            *weight.codes.shape,
+            value("VALUES_FP8"),
+            pointer(scales),
+            *weight.block,
+        )
+        return self._product("BFLOAT16", struct, (weight.codes, scales, bias))
 
     def _blocks(
         self, weight: BlocksWeight, bias: Tensor | None, dtype: torch.dtype

@@ -26,12 +26,15 @@ typedef struct {
   int64_t is_in_rows;   /* the codes are [out][in], whose rows are whole vectors */
 } IntegerWeight;
 
-enum { VALUES_FLOAT32, VALUES_BFLOAT16, VALUES_FLOAT16, VALUES_INT8 };
+/* VALUES_FP8: e4m3, with a scale for each block of outputs and inputs. */
+enum { VALUES_FLOAT32, VALUES_BFLOAT16, VALUES_FLOAT16, VALUES_INT8, VALUES_FP8 };
 typedef struct {
   const void *values; /* [out, in] */
   const float *bias;  /* [out], or NULL */
   int64_t width_out, width_in;
-  int64_t values_kind; /* a VALUES_ of floats */
+  int64_t values_kind;      /* a VALUES_ of floats */
+  const float *scales;      /* [blocks of outputs, blocks of inputs], or NULL */
+  int64_t block_outputs, block_inputs; /* of a block: inputs by whole vectors, or all */
 } FloatWeight;
 
 /* The functions of a gate, see gate.py. */
@@ -132,7 +135,7 @@ void team_integer_linear(const Team *team, const IntegerWeight *w, const float *
                          int64_t rows, char *scratch);
 void team_float32_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                          int64_t rows);
-/* scratch: bfloat16_scratch_bytes(w, rows). */
+/* Of weights in bfloat16 or e4m3; scratch: bfloat16_scratch_bytes(w, rows). */
 void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                           int64_t rows, char *scratch);
 

@@ -6,6 +6,8 @@ from localllm_kernels.compiling.traits import Traits, WeightLayout
 
 # Groups of the C library are multiples of its longest vectors.
 C_GROUPS = 16
+# Of fp8, of pairs of numbers in them.
+FP8_GROUPS = 32
 
 
 # Weights that are multiplied in int8.
@@ -23,6 +25,8 @@ def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
     if dtype != torch.bfloat16:
         return False
+    if layout.kind == "fp8":
+        return layout.group >= layout.width_in or layout.group % FP8_GROUPS == 0
     is_grouped = layout.kind in INTEGER_KINDS and layout.group % C_GROUPS == 0
     return is_grouped or layout.kind in C_BLOCKS
 
