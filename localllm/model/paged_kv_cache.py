@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.model.architecture import Architecture, SlotSizes
+from localllm_kernels.attention.four_bits import FOUR_BITS, KeyCoding
 from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, is_turnable
 from localllm_kernels.recurrence.state_cache import StateCache
 
@@ -150,19 +151,23 @@ def empty_cache(
     *,
     values_are_keys: bool = False,
     turns_keys: bool = False,
+    coding: KeyCoding | None = None,
 ) -> KVCache:
-    """Zeroed keys and values, with scales if they are stored as codes.
+    """Zeroed keys and values, with scales if they are codes; `coding`: of those in 4 bits.
 
     `shape`: (layers,) blocks, key/value heads, block size, head width; `values_are_keys`: both are
     the same tensors, which are never turned.
     """
     count = 1 if values_are_keys else 2
-    stored = [_zeros(shape, dtype, device) for _ in range(count)]
+    *outer, width = shape
+    stored_shape = (*outer, width // 2) if dtype == FOUR_BITS else shape
+    stored = [_zeros(stored_shape, dtype, device) for _ in range(count)]
     is_turned = turns_keys and not values_are_keys and is_turnable(shape[-2], shape[-1], dtype)
-    if dtype not in CODE_LIMITS:
+    if dtype not in CODE_LIMITS and dtype != FOUR_BITS:
         return KVCache(stored[0], stored[-1], is_turned=is_turned)
-    scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(count)]
-    return KVCache(stored[0], stored[-1], scales[0], scales[-1], is_turned)
+    of_scales = torch.bfloat16 if dtype == FOUR_BITS else torch.float32
+    scales = [_zeros(shape[:-1], of_scales, device) for _ in range(count)]
+    return KVCache(stored[0], stored[-1], scales[0], scales[-1], is_turned, coding)
 
 
 def _recurrent_caches(

@@ -1,4 +1,5 @@
 """The paged keys and values of a layer: plain, or in 8 bits with one scale per token and head.
+In 4 bits they are rotated first, see four_bits.py.
 
     value ≈ code · scale,   scale = max |row| / (greatest code)
 
@@ -11,6 +12,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from localllm_kernels.attention.four_bits import (
+    FOUR_BITS,
+    KeyCoding,
+    dequantize_keys,
+    dequantize_values,
+    quantize_keys,
+    quantize_values,
+)
+
 # The greatest code of each 8-bit type.
 CODE_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
@@ -21,7 +31,8 @@ class KVCache:
     one head in a block are contiguous; block 0 is the null block, which is never written. Where
     values are the keys, both are the same memory.
 
-    Scales: float32 [num_blocks, num_kv_heads, block_size]; None where the values are plain.
+    Scales: [num_blocks, num_kv_heads, block_size], float32, or bfloat16 in 4 bits; None where the
+    values are plain. `coding`: of keys in 4 bits, whose last dimension is half of head_dim.
 
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
     them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
@@ -34,6 +45,12 @@ class KVCache:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
     is_turned: bool = False
+    coding: KeyCoding | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key."""
+        return self.key.shape[-1] * (1 if self.coding is None else 2)
 
     @property
     def values_are_keys(self) -> bool:
@@ -48,6 +65,7 @@ class KVCache:
             value=self.value[index],
             key_scales=None if self.key_scales is None else self.key_scales[index],
             value_scales=None if self.value_scales is None else self.value_scales[index],
+            coding=None if self.coding is None else self.coding.layer(index),
         )
 
     @property
@@ -74,6 +92,8 @@ def is_turnable(block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of a key (or value) of one token and head in `dtype`, including its scale."""
+    if dtype == FOUR_BITS:
+        return head_dim // 2 + torch.bfloat16.itemsize
     return head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in CODE_LIMITS else 0)
 
 
@@ -87,6 +107,26 @@ def quantize_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scaled = (wide * factors.unsqueeze(-1)).clamp(-limit, limit)
     codes = scaled.round() if dtype == torch.int8 else scaled
     return codes.to(dtype), largest / limit
+
+
+def coded_rows(
+    rows: Tensor, dtype: torch.dtype, coding: KeyCoding | None, *, are_keys: bool
+) -> tuple[Tensor, Tensor]:
+    """`rows`: [tokens, kv_heads, head_dim] as a cache of `dtype` has them, and their scales."""
+    if dtype != FOUR_BITS:
+        return quantize_rows(rows, dtype)
+    assert coding is not None
+    return quantize_keys(rows, coding) if are_keys else quantize_values(rows)
+
+
+def plain_rows(
+    codes: Tensor, scales: Tensor, coding: KeyCoding | None, *, are_keys: bool
+) -> Tensor:
+    """The inverse, float32, of [..., kv_heads, block_size, numbers]."""
+    if codes.dtype != FOUR_BITS:
+        return dequantize_rows(codes, scales)
+    assert coding is not None
+    return dequantize_keys(codes, scales, coding) if are_keys else dequantize_values(codes, scales)
 
 
 def dequantize_rows(codes: Tensor, scales: Tensor) -> Tensor:

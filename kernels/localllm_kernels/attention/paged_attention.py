@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.attention.capped import capped
-from localllm_kernels.attention.kv_cache import KVCache, dequantize_rows
+from localllm_kernels.attention.kv_cache import KVCache, plain_rows
 
 KEY_TILE = 64
 ROW_MULTIPLE = 8
@@ -74,7 +74,7 @@ def paged_attention_reference(
     singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
     longest = max((lengths[i] for i in singles), default=1)
     gathered_keys = -(-longest // KEY_TILE) * KEY_TILE
-    gathered_values = gathered_keys * cache.key.shape[1] * cache.key.shape[3]
+    gathered_values = gathered_keys * cache.key.shape[1] * cache.head_dim
     group = max(1, MAX_GATHERED_VALUES // gathered_values)
     for first in range(0, len(singles), group):
         single = singles[first : first + group]
@@ -215,7 +215,7 @@ def _gather(
     their weight is exactly zero, but zero times a stale infinity would be NaN.
     """
     seqs, device = len(block_tables), block_tables.device
-    _, kv_heads, block_size, head_dim = cache.key.shape
+    _, kv_heads, block_size, _ = cache.key.shape
     first_block, skipped = divmod(first_key, block_size)
     num_blocks = -(-(skipped + num_keys) // block_size)
     tables = block_tables[:, first_block : first_block + num_blocks]
@@ -224,13 +224,10 @@ def _gather(
     last_blocks = last_positions // block_size - first_block
     tables = tables.masked_fill(torch.arange(num_blocks, device=device) > last_blocks, 0)
     heads = torch.arange(kv_heads, device=device)
-    rows = (tables.unsqueeze(1) * kv_heads + heads.view(-1, 1)).flatten()
+    rows = tables.unsqueeze(1) * kv_heads + heads.view(-1, 1)
+    shape = seqs, kv_heads, num_blocks, block_size, cache.head_dim
     key, value = (
-        _rows_of_blocks(codes, scales, rows).view(seqs, kv_heads, num_blocks, block_size, head_dim)
-        for codes, scales in (
-            (cache.key, cache.key_scales),
-            (cache.value, cache.value_scales),
-        )
+        _rows_of_blocks(cache, rows, are_keys=are_keys).view(shape) for are_keys in (True, False)
     )
     offsets = torch.arange(block_size, device=device)
     is_unwritten = offsets > last_positions % block_size  # [seqs, block_size]
@@ -240,10 +237,17 @@ def _gather(
     return key.flatten(2, 3)[:, :, part].float(), value.flatten(2, 3)[:, :, part].float()
 
 
-def _rows_of_blocks(codes: Tensor, scales: Tensor | None, rows: Tensor) -> Tensor:
-    """Blocks of heads, [len(rows), block_size, head_dim]; `rows` counts the heads of all blocks."""
-    if scales is None:
-        return codes.flatten(0, 1)[rows]
+def _rows_of_blocks(cache: KVCache, rows: Tensor, *, are_keys: bool) -> Tensor:
+    """Blocks of heads, [seqs, kv_heads, tokens, head_dim]; `rows`: [seqs, kv_heads, num_blocks],
+    which count the heads of all blocks.
+    """
+    are_keys = are_keys or cache.values_are_keys
+    codes, scales = cache.key, cache.key_scales
+    if not are_keys:
+        codes, scales = cache.value, cache.value_scales
     # As bytes, since most operators do not support float8.
-    chosen = codes.view(torch.uint8).flatten(0, 1)[rows].view(codes.dtype)
-    return dequantize_rows(chosen, scales.flatten(0, 1)[rows])
+    chosen = codes.view(torch.uint8).flatten(0, 1)[rows].view(codes.dtype).flatten(2, 3)
+    if scales is None:
+        return chosen
+    of_rows = scales.flatten(0, 1)[rows].flatten(2, 3)
+    return plain_rows(chosen, of_rows, cache.coding, are_keys=are_keys)

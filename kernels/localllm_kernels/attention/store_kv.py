@@ -6,7 +6,7 @@ Slot s is row `s % block_size` of block `s // block_size`; a row whose slot is -
 import torch
 from torch import Tensor
 
-from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows
+from localllm_kernels.attention.kv_cache import KVCache, coded_rows
 
 
 def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
@@ -15,7 +15,7 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
     `key`, `value`: [num_tokens, num_kv_heads, head_dim]; `cache` is changed in place; rows are
     rounded to its dtype; `slot_mapping`: int64.
     """
-    num_tokens, (_, kv_heads, block_size, head_dim) = slot_mapping.shape[0], cache.key.shape
+    num_tokens, (_, kv_heads, block_size, width) = slot_mapping.shape[0], cache.key.shape
     is_stored = slot_mapping >= 0
     slot_mapping = slot_mapping[is_stored]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
@@ -25,12 +25,15 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
         (cache.key, cache.key_scales, key),
         (cache.value, cache.value_scales, value),
     ):
-        new_rows = new[:num_tokens][is_stored].reshape(-1, head_dim)
+        new_rows = new[:num_tokens][is_stored]
         if scales is None:
-            stored.view(-1, head_dim).index_copy_(0, rows, new_rows.to(stored.dtype))
+            plain = new_rows.reshape(-1, width)
+            stored.view(-1, width).index_copy_(0, rows, plain.to(stored.dtype))
             continue
-        assert stored.dtype in CODE_LIMITS
-        codes, new_scales = quantize_rows(new_rows, stored.dtype)
+        codes, new_scales = coded_rows(
+            new_rows, stored.dtype, cache.coding, are_keys=stored is cache.key
+        )
         # As bytes, since most operators do not support float8.
-        stored.view(torch.uint8).view(-1, head_dim).index_copy_(0, rows, codes.view(torch.uint8))
-        scales.view(-1).index_copy_(0, rows, new_scales)
+        codes = codes.reshape(-1, width).view(torch.uint8)
+        stored.view(torch.uint8).view(-1, width).index_copy_(0, rows, codes)
+        scales.view(-1).index_copy_(0, rows, new_scales.flatten())
