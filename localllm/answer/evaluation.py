@@ -97,7 +97,7 @@ class LoadedScorer:
                 param="ctx",
                 hint="a smaller --ctx",
             )
-        self._scorer = WindowScorer(loaded.model, window, loaded.kv_dtype)
+        self._scorer = WindowScorer(loaded.model, window, loaded.kv_dtype, loaded.codings)
 
     def logits(self, token_ids: Sequence[int], window: Window) -> Iterator[Tensor]:
         """Logits before each scored token of `window`, some rows at a time."""

@@ -160,6 +160,15 @@ class ModelPlan:
         own = self.memory.resident_bytes
         return own + self.shape.draft_bytes if own else 0
 
+    @property
+    def cached_1k(self) -> dict[str, int]:
+        """Bytes of 1,024 tokens in a KV cache of each type, by its name."""
+        groups = self.shape.architecture.cache_groups
+        return {
+            name: 1024 * sum(group.token_bytes(partial(row_bytes, dtype=dtype)) for group in groups)
+            for name, dtype in KV_DTYPES.items()
+        }
+
     def prompt_s(self, num_tokens: int) -> float | None:
         """Predicted seconds to read a prompt; later tokens take longer."""
         if self.prefill_tokens_per_s is None:
@@ -197,6 +206,7 @@ class ModelPlan:
             "states_bytes": memory.states_bytes,
             "resident_bytes": self.resident_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
+            "kv_bytes_per_1k_tokens_in": self.cached_1k,
             "context": memory.max_model_len,
             "model_context": self.shape.architecture.max_position_embeddings,
             "cached_tokens": self.cached_tokens,

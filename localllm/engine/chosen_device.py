@@ -8,11 +8,17 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.host_memory import available_bytes
 from localllm.errors import BackendError
 from localllm.model.architecture import Architecture
+from localllm_kernels.attention.four_bits import FOUR_BITS
 
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
-KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": FOUR_BITS,
+}
 
 
 def select_device(config: EngineConfig) -> torch.device:

@@ -8,8 +8,8 @@ from localllm.drafting.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, brief
 from localllm.model.dtypes import DTYPES, STATE_DTYPES, StateDType
 
-KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8")
+KVCacheDType = Literal["auto", "bf16", "int8", "fp8", "int4"]
+KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8", "int4")
 MAX_THREADS = 256
 
 

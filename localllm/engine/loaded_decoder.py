@@ -13,9 +13,10 @@ from localllm.engine.chosen_operators import operators_for
 from localllm.engine.config import EngineConfig
 from localllm.engine.decoder_memory import DecoderMemory
 from localllm.engine.expert_memory import expert_sizes
+from localllm.engine.key_codings import find_codings
 from localllm.engine.memory import MemoryPlan, describe_taken, reconcile
 from localllm.engine.threads import choose_threads
-from localllm.errors import CheckpointError, GpuMemoryError
+from localllm.errors import BackendError, CheckpointError, GpuMemoryError
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
@@ -33,6 +34,7 @@ from localllm.operators.cpu_products import make_products_reproducible
 from localllm.operators.device import prepare
 from localllm.operators.listener import LOGGED, Listener
 from localllm_kernels import Ops
+from localllm_kernels.attention.four_bits import FOUR_BITS, KeyCoding
 from localllm_kernels.compiling.tunings import Tunings
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,8 @@ class LoadedDecoder:
     tunings: Tunings | None = None
     # The head that drafts for it, if there is one and it is wanted.
     head: LoadedHead | None = None
+    # Of each cache group's keys in 4 bits; none for other caches.
+    codings: tuple[KeyCoding, ...] = ()
 
 
 def load_decoder(
@@ -121,6 +125,10 @@ def build_decoder(
     architecture = architecture.with_states(config.state_dtype)
     device = _prepared_device(config)
     dtype, kv_dtype = dtypes_of(architecture, config)
+    if kv_dtype == FOUR_BITS and device.type != "cpu":
+        raise BackendError(
+            "keys and values in 4 bits have no kernels for a GPU yet", hint="--kv-cache-dtype int8"
+        )
     weights = source.weights if isinstance(source, CheckpointWeights) else source
     chosen = operators_for(weights, architecture, config, device, listener)
     ops = chosen.ops
@@ -154,7 +162,8 @@ def build_decoder(
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)
         listener.line(describe_taken(plan, planned, left - plan.kv_bytes))
-    return LoadedDecoder(model, plan, dtype, kv_dtype, device, chosen.tunings, loaded_head)
+    codings = find_codings(model) if kv_dtype == FOUR_BITS else ()
+    return LoadedDecoder(model, plan, dtype, kv_dtype, device, chosen.tunings, loaded_head, codings)
 
 
 def _prepared_device(config: EngineConfig) -> torch.device:

@@ -10,6 +10,7 @@ from localllm.drafting.head_drafter import HeadDrafter
 from localllm.drafting.ngram import NgramDrafter
 from localllm.drafting.speculator import Proposer
 from localllm.engine.config import EngineConfig
+from localllm.engine.key_codings import plain_codings
 from localllm.engine.loaded_decoder import LoadedDecoder, LoadedHead
 from localllm.engine.runners import allocate, make_runner
 from localllm.model.paged_kv_cache import PagedKVCache
@@ -73,7 +74,9 @@ def _head_drafter(
     table: int,
 ) -> HeadDrafter:
     """The drafter with a decoder's head, over the blocks of the cache group `table`."""
-    own, plan, join = replace(loaded, model=head.model), loaded.plan, head.model.join
+    codings = plain_codings(head.model) if loaded.codings else ()
+    own = replace(loaded, model=head.model, codings=codings)
+    plan, join = loaded.plan, head.model.join
     num_groups = len(head.model.architecture.cache_groups)
     kv_cache, tables = allocate(own, config, [num_blocks] * num_groups), [table] * num_groups
     taps = [head.found.own_tap]

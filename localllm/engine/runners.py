@@ -25,6 +25,7 @@ def allocate(
         loaded.device,
         slot_sizes(loaded.model.architecture, config),
         turns_keys=loaded.model.ops.traits.turns_keys,
+        codings=loaded.codings,
     )
 
 

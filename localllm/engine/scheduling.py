@@ -35,6 +35,7 @@ def scheduler_config(
         model.ops.choice,
         model.ops.build,
         config.deterministic,
+        *(coding.digest for coding in loaded.codings),
         __version__,
     )
     return SchedulerConfig(

@@ -9,6 +9,7 @@ from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.paged_kv_cache import PagedKVCache
+from localllm_kernels.attention.four_bits import KeyCoding
 from localllm_kernels.recurrence.state_cache import StateSlots
 
 BLOCK_SIZE = 16
@@ -21,7 +22,11 @@ class WindowScorer:
     """Runs a decoder over independent windows of at most `max_tokens` tokens."""
 
     def __init__(
-        self, model: DecoderModel, max_tokens: int, kv_dtype: torch.dtype | None = None
+        self,
+        model: DecoderModel,
+        max_tokens: int,
+        kv_dtype: torch.dtype | None = None,
+        codings: Sequence[KeyCoding] = (),
     ) -> None:
         self._model = model
         self._num_blocks = -(-max_tokens // BLOCK_SIZE)
@@ -38,6 +43,7 @@ class WindowScorer:
             self._device,
             SlotSizes(1),
             turns_keys=model.ops.traits.turns_keys,
+            codings=codings,
         )
 
     @torch.inference_mode()

@@ -57,9 +57,11 @@ class PagedKVCache:
         slots: SlotSizes | None = None,
         *,
         turns_keys: bool = False,
+        codings: Sequence[KeyCoding] = (),
     ) -> "PagedKVCache":
         """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences;
-        `turns_keys`: see Traits.
+        `turns_keys`: see Traits; `codings`: of each group's keys in 4 bits, with a first dimension
+        of layers.
         """
         groups = architecture.cache_groups
         stacks = tuple(
@@ -69,8 +71,9 @@ class PagedKVCache:
                 device,
                 values_are_keys=group.state.values_are_keys,
                 turns_keys=turns_keys,
+                coding=codings[i] if codings else None,
             )
-            for group, count in zip(groups, num_blocks, strict=True)
+            for i, (group, count) in enumerate(zip(groups, num_blocks, strict=True))
         )
         recurrent = {} if slots is None else _recurrent_caches(architecture, slots, device)
         return cls(stacks, architecture.cache_places, recurrent)

@@ -1,12 +1,16 @@
 """Keys and values in 4 bits: the rotation, codes, and what feedback saves."""
 
-from dataclasses import replace
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from localllm.model.paged_kv_cache import empty_cache
+from localllm.user.places import cache_folder
 from localllm_kernels.attention.four_bits import (
     FOUR_BITS,
     KeyCoding,
@@ -16,10 +20,15 @@ from localllm_kernels.attention.four_bits import (
     quantize_values,
     rotated,
 )
-from localllm_kernels.attention.kv_cache import row_bytes
+from localllm_kernels.attention.kv_cache import KVCache, row_bytes
 from localllm_kernels.attention.paged_attention import paged_attention_reference
+from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.attention.store_kv import store_kv_reference
+from localllm_kernels.cpu.build import load_library
+from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.cpu.team import Team
 
+CPU = torch.device("cpu")
 HEADS, DIM = 2, 64
 
 
@@ -84,8 +93,8 @@ def test_attention_over_a_cache_is_that_over_its_values() -> None:
     coding, num_tokens = drawn_coding(), 40
     keys, values = torch.randn(2, num_tokens, HEADS, DIM)
     shape = (4, HEADS, 16, DIM)
-    cache = empty_cache(shape, FOUR_BITS, torch.device("cpu"), coding=coding)
-    plain = empty_cache(shape, torch.float32, torch.device("cpu"))
+    cache = empty_cache(shape, FOUR_BITS, CPU, coding=coding)
+    plain = empty_cache(shape, torch.float32, CPU)
     slots = torch.arange(16, 16 + num_tokens)
     store_kv_reference(keys, values, cache, slots)
     stored = [each.transpose(0, 1) for each in quantize_keys(keys, coding)]
@@ -105,3 +114,107 @@ def test_attention_over_a_cache_is_that_over_its_values() -> None:
         for each in (cache, plain)
     )
     torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture
+def ops() -> CpuOps:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    return CpuOps(load_library(cache_folder("kernels")), Team())
+
+
+@dataclass(frozen=True)
+class Context:
+    """A request of `length` tokens with its keys and values stored, and its rotated queries."""
+
+    cache: KVCache
+    query: Tensor
+    tables: Tensor
+
+    @classmethod
+    def drawn(
+        cls, ops: CpuOps, head_dim: int, block_size: int = 16, *, turns: bool, latent: bool = False
+    ) -> "Context":
+        length, heads = 150, 1 if latent else HEADS
+        directions = torch.randn(heads, head_dim, head_dim)
+        moments = directions @ directions.transpose(1, 2)
+        coding = KeyCoding.fitted(
+            2 * torch.randn(heads, head_dim), 0.2 + torch.rand(heads, head_dim), moments
+        )
+        shape = (-(-length // block_size) + 2, heads, block_size, head_dim)
+        cache = empty_cache(
+            shape, FOUR_BITS, CPU, coding=coding, turns_keys=turns, values_are_keys=latent
+        )
+        # What is not written holds anything, scales no numbers.
+        for codes in (cache.key, cache.value):
+            codes.random_(256)
+        for scales in (cache.key_scales, cache.value_scales):
+            assert scales is not None
+            scales[1:] = torch.nan
+        tables = torch.randperm(shape[0] - 1)[None].int() + 1
+        at = torch.arange(length)
+        slots = tables[0, at // block_size].long() * block_size + at % block_size
+        rows = heads if latent else 2 * heads
+        qkv = torch.randn(length, 3 * heads + rows, head_dim)
+        angles = torch.outer(at.float(), 10.0 ** -torch.linspace(0, 3, head_dim // 2))
+        angles *= 0.0 if latent else 1.0  # such rows are rotated before
+        rotation = qkv, angles.cos(), angles.sin(), cache, slots
+        query = ops.rotate_and_store(*rotation, has_values=not latent)
+        own = empty_cache(shape, FOUR_BITS, CPU, coding=coding, values_are_keys=latent)
+        expected = rotate_and_store_reference(*rotation[:3], own, slots, has_values=not latent)
+        torch.testing.assert_close(query, expected)
+        assert cache.is_turned == turns
+        for found, exact in ((cache.rows.key, own.key), (cache.rows.value, own.value)):
+            stored = [each.transpose(1, 2).flatten(0, 1)[slots] for each in (found, exact)]
+            assert (stored[0] != stored[1]).float().mean() < 1e-3
+        return cls(cache, query, tables)
+
+    def attend(self, attention: Callable[..., Tensor], first: int, last: int, **how: Any) -> Tensor:
+        """The outputs of queries `first` to `last`."""
+        return attention(
+            self.query[first:last].contiguous(),
+            self.cache,
+            block_tables=self.tables,
+            cu_seqlens_q=torch.tensor([0, last - first], dtype=torch.int32),
+            seq_lens=torch.tensor([last]),
+            max_query_len=last - first,
+            scale=self.query.shape[-1] ** -0.5,
+            window=how.pop("window", None),
+            **how,
+        )
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"head_dim": 64, "turns": True},
+    {"head_dim": 128, "block_size": 32, "turns": True},
+    {"head_dim": 256, "turns": True},
+    {"head_dim": 96, "turns": False},
+    {"head_dim": 24, "turns": False},
+    {"head_dim": 576, "turns": False, "latent": True},
+]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"window": 40},
+    {"cap": 5.0, "sinks": torch.linspace(-1, 1, 3 * HEADS)},
+    {"num_hidden": 20},
+]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=["all", "window", "cap and sinks", "hidden"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda each: str(each["head_dim"]))
+def test_c_attends_over_4_bits_alike_in_any_chunk(
+    ops: CpuOps, shape: dict[str, Any], how: dict[str, Any]
+) -> None:
+    if shape.get("latent") and "sinks" in how:
+        pytest.skip("no family has latent rows and sinks")
+    torch.manual_seed(shape["head_dim"])
+    context = Context.drawn(ops, **shape)
+    whole = context.attend(ops.paged_attention, 0, 150, **how)
+    rows = replace(context, cache=context.cache.rows)
+    exact = rows.attend(paged_attention_reference, 0, 150, **how)
+    # Queries and weights are rounded to int8, or to bfloat16.
+    assert (whole - exact).norm() < (0.02 if shape["turns"] else 0.005) * exact.norm()
+    for first, last in ((0, 1), (0, 7), (7, 100), (100, 101), (128, 150), (149, 150)):
+        assert torch.equal(
+            context.attend(ops.paged_attention, first, last, **how), whole[first:last]
+        )

@@ -13,6 +13,7 @@ with inputs of weights: Frantar et al. 2022). Each row is rounded by itself, so 
 values have the same bits in any batch.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,12 @@ class KeyCoding:
         feedback = upper / upper.diagonal(dim1=1, dim2=2)[:, :, None] - identity
         return cls(means.float(), factors.float(), feedback.float().triu(1).contiguous())
 
+    @property
+    def digest(self) -> str:
+        """What stands for its values."""
+        parts = (self.means, self.factors, self.feedback)
+        return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in parts)).hexdigest()
+
     def layer(self, index: int) -> "KeyCoding":
         """One layer of codings whose tensors have a first dimension of layers."""
         return KeyCoding(self.means[index], self.factors[index], self.feedback[index])
@@ -105,14 +112,14 @@ def quantize_keys(rows: Tensor, coding: KeyCoding) -> tuple[Tensor, Tensor]:
         codes[..., i] = _nearest(left[..., i] * inverse)
         error = left[..., i] - codes[..., i] * steps
         left[..., i + 1 :] -= error[..., None] * coding.feedback[:, i, i + 1 :]
-    return _packed(codes), scales
+    return _bytes(codes), scales
 
 
 def quantize_values(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The same of values, without feedback."""
     values = rotated(rows.float())
     scales, inverse = _scales(values)
-    return _packed(_nearest(values * inverse[..., None])), scales
+    return _bytes(_nearest(values * inverse[..., None])), scales
 
 
 def dequantize_values(codes: Tensor, scales: Tensor) -> Tensor:
@@ -140,6 +147,11 @@ def _nearest(steps: Tensor) -> Tensor:
     return steps.round().clamp(-MIDDLE, MIDDLE - 1)
 
 
-def _packed(codes: Tensor) -> Tensor:
-    low, high = (codes.nan_to_num() + MIDDLE).to(torch.uint8).chunk(2, dim=-1)
+def _bytes(codes: Tensor) -> Tensor:
+    return pack_halves((codes.nan_to_num() + MIDDLE).to(torch.uint8))
+
+
+def pack_halves(codes: Tensor) -> Tensor:
+    """`codes`: uint8 below 16 [..., width] -> [..., width / 2]."""
+    low, high = codes.chunk(2, dim=-1)
     return low | high << 4

@@ -17,6 +17,7 @@ from localllm_kernels.attention.four_bits import (
     KeyCoding,
     dequantize_keys,
     dequantize_values,
+    pack_halves,
     quantize_keys,
     quantize_values,
 )
@@ -37,7 +38,9 @@ class KVCache:
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
     them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
     / 2, block_size, 2]; and values, but for float32, with those of two tokens together, [block_size
-    / 2, head_dim, 2]. `rows` has them as the shapes say.
+    / 2, head_dim, 2]. In 4 bits: bytes, [head_dim / 8, block_size, 4], whose low halves are the
+    first four of eight numbers, and [block_size / 4, head_dim / 2, 4]. `rows` has them as the
+    shapes say.
     """
 
     key: Tensor
@@ -75,6 +78,11 @@ class KVCache:
             return self
         shape = self.key.shape
         *outer, size, width = shape
+        if self.coding is not None:
+            eights = self.key.reshape(*outer, width // 4, size, 4).transpose(-2, -3)
+            key = pack_halves(torch.cat((eights & 15, eights >> 4), dim=-1).flatten(-2))
+            fours = self.value.reshape(*outer, size // 4, width, 4).transpose(-1, -2)
+            return replace(self, key=key, value=fours.reshape(shape), is_turned=False)
         if self.key.dtype == torch.float32:
             key, value = self.key.reshape(*outer, width, size).transpose(-1, -2), self.value
         else:
@@ -86,8 +94,9 @@ class KVCache:
 
 def is_turnable(block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
     """Whether whole vectors of keys and of values lie in a block."""
-    types = (torch.float32, torch.bfloat16, *CODE_LIMITS)
-    return dtype in types and block_size % 16 == 0 and head_dim % 16 == 0
+    types = (torch.float32, torch.bfloat16, FOUR_BITS, *CODE_LIMITS)
+    vector = 32 if dtype == FOUR_BITS else 16
+    return dtype in types and block_size % 16 == 0 and head_dim % vector == 0
 
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:

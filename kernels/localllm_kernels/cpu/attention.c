@@ -7,7 +7,7 @@
  * each stretch of keys its part is added to that of the stretches before, so that threads may share
  * the stretches of a few rows. */
 
-#include "attention_tile.h"
+#include "attention_codes.h"
 
 /* Products with keys side by side, `stride` words apart, and with values one below the other. */
 #define MULTIPLY(name, kind, is_strided)                                                          \
@@ -27,15 +27,16 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
   const KVCache *cache = &s->cache;
   /* Words of two numbers have what these caches hold exactly. */
   const int words = kind == KV_FLOAT32 ? FLOATS : PAIRS;
-  const int has_scales = kind == KV_INT8 || kind == KV_FP8;
-  const int is_in_place = is_turned && !has_scales;
+  const int is_in_bytes = kind == KV_INT4 && is_turned;
+  const int has_table = is_turned && (kind == KV_INT8 || kind == KV_FP8);
+  const int is_in_place = is_turned && !has_table;
   Rows state;
   Parts both[2], scratch;
   int64_t rows[2 * KEY_TILE];
   start_rows(s, task, query, words, is_turned, &state);
   scratch_parts(&state, &scratch);
   CodeTable table = {0};
-  if (is_turned && has_scales) table = code_table(kind);
+  if (has_table) table = code_table(kind);
   const Part here = {state.most, state.sum, state.total}, before = part_in(state.before, state.rows);
   start_part(s, task, state.rows, state.dim, &before);
   start_stretch(&state);
@@ -52,7 +53,10 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
     }
     if (is_turned) find_parts(cache, task, &span, first + KEY_TILE, next, kind);
     if (span.low >= span.high) continue; /* all of its keys are hidden */
-    if (is_in_place) {
+    if (is_in_bytes) {
+      copy_scales(cache->key_scales, &span, found, state.key_scales, kind);
+      copy_scales(cache->value_scales, &span, found, state.value_scales, kind);
+    } else if (is_in_place) {
       end_values(&span, &state, found, kind);
     } else if (is_turned) {
       unpack_tile(cache, &span, found, next, &state, &table, kind);
@@ -71,10 +75,18 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
       const Columns keys = {parts->keys + from, is_asking ? next->keys + from : NULL,
                             is_in_place ? cache->block_size : KEY_TILE};
       const Columns values = {parts->values + low, is_asking ? next->values + low : NULL, 0};
+      if (is_in_bytes) {
+        const Columns own = {found->keys + from, keys.ahead, 4 * cache->block_size};
+        const Columns fours = {found->values, is_asking ? next->values : NULL, 0};
+        score_codes(&state, r, count, &own, vectors, state.scores + from * LANES);
+        weigh_rows(s, task, &span, r, &state, kind, words, 1);
+        add_codes(&state, r, count, &fours, span.low / 4, (span.high + 3) / 4);
+        continue;
+      }
       (words == PAIRS ? score_pairs : score_floats)(
           state.q + r * state.q_stride, state.q_stride, count, &keys, vectors, state.depth, NULL,
           state.scores + from * LANES, KEY_TILE);
-      weigh_rows(s, task, &span, r, &state, has_scales, words);
+      weigh_rows(s, task, &span, r, &state, kind, words, 0);
       (words == PAIRS ? add_pairs : add_floats)(
           state.weights + low * row_word(words), state.weight_stride, count, &values,
           state.dim / LANES, depth, state.keep, state.total + r * state.dim, state.dim);
@@ -118,6 +130,8 @@ ATTEND(attend_int8, KV_INT8, 0)
 ATTEND(attend_int8_turned, KV_INT8, 1)
 ATTEND(attend_fp8, KV_FP8, 0)
 ATTEND(attend_fp8_turned, KV_FP8, 1)
+ATTEND(attend_int4, KV_INT4, 0)
+ATTEND(attend_int4_turned, KV_INT4, 1)
 
 /* query, out: [tokens, heads, head_dim]. */
 void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
@@ -127,7 +141,8 @@ void team_attention(const Team *team, const AttentionShape *s, const AttentionTa
       [KV_FLOAT32] = {attend_float32, attend_float32_turned},
       [KV_BFLOAT16] = {attend_bfloat16, attend_bfloat16_turned},
       [KV_INT8] = {attend_int8, attend_int8_turned},
-      [KV_FP8] = {attend_fp8, attend_fp8_turned}};
+      [KV_FP8] = {attend_fp8, attend_fp8_turned},
+      [KV_INT4] = {attend_int4, attend_int4_turned}};
   /* Tasks take different times, so a thread that is done takes the next one. */
   for (int64_t i; (i = team_next(team)) < count;)
     attend_one[s->cache.kind][s->cache.is_turned](s, tasks + i, query, out);

@@ -8,7 +8,6 @@
 #define STRETCH 1024   /* keys; whole tiles */
 #define QUERY_ROWS 128 /* of a task: each tile is read once for all of them */
 #define FEW_ROWS 16    /* up to which threads share the stretches */
-#define MAX_DIM 576
 #define LOG2_E 1.44269504f
 
 /* What rows have of some keys: the greatest score times log2(e), since powers of two are cheaper than
@@ -35,6 +34,9 @@ typedef struct {
   float values[KEY_TILE * MAX_DIM] ALIGNED;         /* [KEY_TILE or half of it, dim] */
   float key_scales[KEY_TILE], value_scales[KEY_TILE];
   float most[QUERY_ROWS], sum[QUERY_ROWS], keep[LANES];
+  float offset[QUERY_ROWS];                          /* of all scores of a row, over keys in 4 bits */
+  float q_scale[QUERY_ROWS], weight_scale[LANES];    /* of rows of bytes, four in a word */
+  int32_t q_sum[QUERY_ROWS], weight_sum[LANES];
   int64_t rows, dim, depth; /* dim: head_dim in whole vectors; depth: words of a key */
   int64_t q_stride, weight_stride;
 } Rows;
@@ -92,19 +94,49 @@ static void find_rows(const KVCache *c, const AttentionTask *task, const Span *s
   for (int64_t j = end; j < count; j++) rows[j] = rows[end - 1];
 }
 
+/* `count` floats, of which there are whole vectors, as signed bytes, four in a word: x ≈ scale · byte;
+ * returns the sum of the bytes. */
+INLINE int32_t round_bytes(const float *x, int64_t count, int32_t *words, float *scale) {
+  f32v most = splat(0.0f), poison = splat(0.0f);
+  for (int64_t i = 0; i < count; i += LANES) {
+    const f32v v = load(x + i);
+    most = maxv(most, maxv(v, -v)), poison += v * 0.0f;
+  }
+  *scale = max_lanes(most) / 127.0f + sum_lanes(poison);
+  const f32v inverse = splat(*scale > 0.0f ? 1.0f / *scale : 0.0f), magic = splat(12582912.0f);
+  i32v sums = (i32v){0};
+  for (int64_t i = 0; i < count; i += LANES) {
+    const i32v codes = (i32v)fmav(load(x + i), inverse, magic) - (i32v)magic;
+    const s8v bytes = __builtin_convertvector(codes, s8v);
+    memcpy(words + i / 4, &bytes, sizeof bytes);
+    sums += codes;
+  }
+  int32_t sum = 0;
+  for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+  return sum;
+}
+
 static void start_rows(const AttentionShape *s, const AttentionTask *task, const float *query,
                        const int words, const int is_turned, Rows *state) {
   const int64_t group = s->heads / s->cache.kv_heads, width = s->cache.head_dim;
   const int64_t step = words == PAIRS ? 2 * LANES : LANES;
+  const int is_coded = s->cache.kind == KV_INT4, is_in_bytes = is_coded && is_turned;
   state->rows = task->num_queries * group;
   state->dim = up_to(width, LANES);
   state->depth = is_turned ? width * LANES / step : up_to(width, step) / step * LANES;
   state->q_stride = state->depth * row_word(words);
   state->weight_stride = KEY_TILE / (words == PAIRS ? 2 : 1) * row_word(words);
+  if (is_in_bytes) state->depth = width / 8, state->q_stride = width / 4, state->weight_stride = KEY_TILE / 4;
   for (int64_t r = 0; r < state->rows; r++) {
     const float *from = query + query_of(s, task, r) * width;
     float row[MAX_DIM + 2 * LANES] = {0};
     for (int64_t i = 0; i < width; i++) row[i] = from[i] * s->scale;
+    if (is_coded) state->offset[r] = turn_query(&s->cache, task->kv_head, row);
+    if (is_in_bytes) {
+      state->q_sum[r] = round_bytes(row, width, (int32_t *)state->q + r * state->q_stride,
+                                    state->q_scale + r);
+      continue;
+    }
     as_row(row, state->q + r * state->q_stride, state->depth, words);
   }
 }
@@ -126,7 +158,9 @@ INLINE void hide_others(float *scores, int64_t from, int64_t to) {
 /* One step of the running softmax for LANES rows from `first` on, of which there may be fewer: scores
  * become weights, as words, and `keep` what the weights and sums before them are multiplied by. */
 INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const Span *span,
-                       int64_t first, Rows *state, const int has_scales, const int words) {
+                       int64_t first, Rows *state, const int kind, const int words,
+                       const int is_in_bytes) {
+  const int has_scales = kind == KV_INT8 || kind == KV_FP8 || kind == KV_INT4;
   const int64_t group = s->heads / s->cache.kv_heads;
   const int64_t count = state->rows - first < LANES ? state->rows - first : LANES;
   f32v parts[LANES];
@@ -137,6 +171,7 @@ INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
       for (int64_t j = 0; j < KEY_TILE; j += LANES) {
         f32v score = load(scores + j);
         if (has_scales) score *= load(state->key_scales + j);
+        if (kind == KV_INT4) score += state->offset[first + i];
         store(scores + j, s->cap ? cap_score(score, s->cap) : score);
       }
     const int64_t position = task->first_position + (first + i) / group - span->first;
@@ -164,6 +199,12 @@ INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
     }
     float numbers[KEY_TILE] ALIGNED;
     for (int j = 0; j < KEY_TILE / LANES; j++) store(numbers + j * LANES, row[j]);
+    if (is_in_bytes) {
+      state->weight_sum[i] = round_bytes(numbers, KEY_TILE,
+                                         (int32_t *)state->weights + i * state->weight_stride,
+                                         state->weight_scale + i);
+      continue;
+    }
     as_row(numbers, state->weights + i * state->weight_stride,
            words == PAIRS ? KEY_TILE / 2 : KEY_TILE, words);
   }
@@ -209,5 +250,6 @@ INLINE void finish_rows(const AttentionShape *s, const AttentionTask *task, cons
     float *to = out + query_of(s, task, r) * width;
     const float sum = part->sum[r] > 0.0f ? part->sum[r] : 1.0f;
     for (int64_t i = 0; i < width; i++) to[i] = part->total[r * dim + i] / sum;
+    if (s->cache.kind == KV_INT4 && part->sum[r] > 0.0f) turn_found(&s->cache, task->kv_head, to);
   }
 }

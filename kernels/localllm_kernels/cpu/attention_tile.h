@@ -8,6 +8,15 @@
 
 /* LANES numbers of a row of the cache from `at` on, without their scale; zeros behind its end. */
 INLINE f32v load_numbers(const char *row, int64_t at, int64_t dim, const int kind) {
+  if (kind == KV_INT4) {
+    uint8_t bytes[LANES];
+    for (int64_t i = 0; i < LANES; i++) {
+      const int64_t number = at + i, half = dim / 2;
+      bytes[i] = MIDDLE4;
+      if (number < dim) bytes[i] = (uint8_t)row[number % half] >> (number < half ? 0 : 4) & 15;
+    }
+    return load_codes(bytes, KV_INT8) - (float)MIDDLE4;
+  }
   const char *from = row + at * value_bytes(kind);
   char part[LANES * sizeof(float)];
   if (at + LANES > dim) {
@@ -39,17 +48,17 @@ INLINE f32v load_words(const char *row, int64_t i, int64_t dim, const int kind, 
  * are asked for ahead: blocks lie anywhere, so the processor cannot guess what comes next. */
 typedef struct {
   const char *values;
-  const float *scales;
+  const void *scales;
   const int64_t *rows;
   int64_t dim; /* of a row */
 } Tile;
 
 INLINE const char *row_at(const Tile *tile, int64_t j, const int kind) {
-  return tile->values + tile->rows[j] * tile->dim * value_bytes(kind);
+  return tile->values + tile->rows[j] * row_bytes(tile->dim, kind);
 }
 INLINE void ask_for(const Tile *tile, int64_t j, const int kind) {
   const char *row = row_at(tile, j, kind);
-  for (int64_t i = 0; i < tile->dim * value_bytes(kind); i += 64) __builtin_prefetch(row + i, 0, 2);
+  for (int64_t i = 0; i < row_bytes(tile->dim, kind); i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
 /* Keys -> [depth, KEY_TILE] words: keys side by side. */
@@ -83,8 +92,10 @@ INLINE void join_values(const Tile *tile, int64_t low, int64_t high, int64_t dim
   }
 }
 
-INLINE void find_scales(const Tile *tile, float *scales) {
-  for (int64_t j = 0; j < KEY_TILE; j++) scales[j] = tile->scales[tile->rows[j]];
+INLINE void find_scales(const Tile *tile, float *scales, const int kind) {
+  for (int64_t j = 0; j < KEY_TILE; j++)
+    scales[j] = kind == KV_INT4 ? from_bf16(((const uint16_t *)tile->scales)[tile->rows[j]])
+                                : ((const float *)tile->scales)[tile->rows[j]];
 }
 
 /* Where the keys and values of a tile lie: words of LANES keys side by side, and a row of words of each
@@ -105,7 +116,8 @@ INLINE void fill_tile(const KVCache *c, const Span *span, const int64_t *rows, R
   const Tile values = {c->values, c->value_scales, rows, c->head_dim};
   turn_keys(&keys, down_to(span->low, LANES), span->high, state->depth, state->keys, kind, words);
   join_values(&values, down_to(span->low, 2), span->high, state->dim, state->values, kind, words);
-  if (c->key_scales) find_scales(&keys, state->key_scales), find_scales(&values, state->value_scales);
+  if (!c->key_scales) return;
+  find_scales(&keys, state->key_scales, kind), find_scales(&values, state->value_scales, kind);
 }
 
 /* In a cache with keys side by side, for the tile from position `first` on; outside the span, of the
@@ -118,6 +130,14 @@ INLINE void find_parts(const KVCache *c, const AttentionTask *task, const Span *
     if (position >= span->end) position = down_to(span->end - 1, LANES);
     if (position + LANES <= span->start) position = down_to(span->start, LANES);
     const int64_t inner = position % c->block_size, row = row_of(c, task, position);
+    if (kind == KV_INT4) {
+      const int64_t block = (row - inner) * (c->head_dim / 2), four = 4 * (c->head_dim / 2);
+      parts->first_rows[v] = row;
+      parts->keys[v] = (const char *)c->keys + block + 4 * inner;
+      for (int64_t k = 0; k < LANES; k += 4)
+        parts->values[(v * LANES + k) / 4] = (const char *)c->values + block + (inner + k) / 4 * four;
+      continue;
+    }
     const int64_t at = (row - inner) * c->head_dim / step; /* of the block, in words */
     parts->first_rows[v] = row;
     parts->keys[v] = (const char *)c->keys + (at + inner) * word;
@@ -137,9 +157,13 @@ INLINE void end_values(const Span *span, Rows *state, Parts *parts, const int ki
 }
 
 /* Of the tile's keys that anyone sees; the others' are 0, since those may not be finite. */
-INLINE void copy_scales(const float *from, const Span *span, const Parts *parts, float *scales) {
-  for (int64_t v = 0; v < KEY_TILE / LANES; v++)
-    store(scales + v * LANES, load(from + parts->first_rows[v]));
+INLINE void copy_scales(const void *from, const Span *span, const Parts *parts, float *scales,
+                        const int kind) {
+  for (int64_t v = 0; v < KEY_TILE / LANES; v++) {
+    const int64_t at = parts->first_rows[v];
+    store(scales + v * LANES, kind == KV_INT4 ? load_bf16((const uint16_t *)from + at)
+                                              : load((const float *)from + at));
+  }
   for (int64_t j = 0; j < span->low; j++) scales[j] = 0.0f;
   for (int64_t j = span->high; j < KEY_TILE; j++) scales[j] = 0.0f;
 }
@@ -166,6 +190,6 @@ INLINE void unpack_tile(const KVCache *c, const Span *span, const Parts *codes, 
       __builtin_prefetch(next + 2 * i, 0, 2), __builtin_prefetch(next_second + 2 * i, 0, 2);
     }
   }
-  copy_scales(c->key_scales, span, codes, state->key_scales);
-  copy_scales(c->value_scales, span, codes, state->value_scales);
+  copy_scales(c->key_scales, span, codes, state->key_scales, kind);
+  copy_scales(c->value_scales, span, codes, state->value_scales, kind);
 }

@@ -88,6 +88,13 @@ INLINE uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+INLINE float from_bf16(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 /* Halves: 5 bits of exponent, 10 of mantissa. */
 INLINE f32v load_f16(const uint16_t *p) {
 #if defined(__AVX512F__)

@@ -46,8 +46,13 @@ static KVCache cache_of_layer(const Group *group, int64_t place) {
   cache.keys = (char *)cache.keys + place * group->layer_bytes;
   cache.values = (char *)cache.values + place * group->layer_bytes;
   if (cache.key_scales) {
-    cache.key_scales += place * group->layer_scales;
-    cache.value_scales += place * group->layer_scales;
+    cache.key_scales = (char *)cache.key_scales + place * group->layer_scales;
+    cache.value_scales = (char *)cache.value_scales + place * group->layer_scales;
+  }
+  if (cache.key_means) {
+    const int64_t numbers = place * cache.kv_heads * cache.head_dim;
+    cache.key_means += numbers, cache.key_factors += numbers;
+    cache.key_feedback += numbers * cache.head_dim;
   }
   return cache;
 }

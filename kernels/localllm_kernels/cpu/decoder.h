@@ -69,7 +69,7 @@ typedef struct {
   const int32_t *tables;
   int64_t max_blocks;
   KVCache first;
-  int64_t layer_bytes, layer_scales;
+  int64_t layer_bytes, layer_scales; /* bytes of a layer's keys and of their scales */
 } Group;
 
 typedef struct {

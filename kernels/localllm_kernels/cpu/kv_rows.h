@@ -3,8 +3,12 @@
 #pragma once
 
 #include "byte_codes.h"
+#include "four_bits.h"
 
 INLINE int64_t value_bytes(int64_t kind) { return kind == KV_FLOAT32 ? 4 : kind == KV_BFLOAT16 ? 2 : 1; }
+INLINE int64_t row_bytes(int64_t dim, int64_t kind) {
+  return kind == KV_INT4 ? dim / 2 : dim * value_bytes(kind);
+}
 
 /* What a row's numbers are multiplied by to become codes, and the scale that undoes it. */
 INLINE float code_factor(const float *x, float *scale, int64_t dim, int64_t kind) {
@@ -66,21 +70,24 @@ INLINE void write_apart(const KVCache *c, void *values, float *scale, int64_t to
 INLINE void write_turned_key(const KVCache *c, int64_t row, int64_t at, const float *x) {
   const int64_t dim = c->head_dim, size = c->block_size, start = (row - at) * dim;
   if (c->kind != KV_FLOAT32)
-    write_apart(c, c->keys, c->key_scales + row, start + 2 * at, x, 2 * size, 1);
+    write_apart(c, c->keys, (float *)c->key_scales + row, start + 2 * at, x, 2 * size, 1);
   else
     for (int64_t i = 0; i < dim; i++) ((float *)c->keys)[start + i * size + at] = x[i];
 }
 INLINE void write_turned_value(const KVCache *c, int64_t row, int64_t at, const float *x) {
   const int64_t start = (row - at % 2) * c->head_dim + at % 2;
-  if (c->kind != KV_FLOAT32) write_apart(c, c->values, c->value_scales + row, start, x, 4, 2);
+  if (c->kind != KV_FLOAT32) write_apart(c, c->values, (float *)c->value_scales + row, start, x, 4, 2);
   else write_row(c, c->values, NULL, row, x);
 }
 
 INLINE void write_key(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  if (c->is_turned) write_turned_key(c, row, at, x);
+  if (c->kind == KV_INT4) write_key4(c, row, at, x);
+  else if (c->is_turned) write_turned_key(c, row, at, x);
   else write_row(c, c->keys, c->key_scales, row, x);
 }
 INLINE void write_value(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  if (c->is_turned) write_turned_value(c, row, at, x);
+  if (c->kind == KV_INT4 && c->values == c->keys) return;
+  if (c->kind == KV_INT4) write_value4(c, row, at, x);
+  else if (c->is_turned) write_turned_value(c, row, at, x);
   else write_row(c, c->values, c->value_scales, row, x);
 }

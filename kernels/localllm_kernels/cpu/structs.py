@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from localllm_kernels.attention.four_bits import FOUR_BITS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.cpu.declarations import Declarations
 
@@ -50,6 +51,7 @@ _KV_KINDS = {
     torch.bfloat16: value("KV_BFLOAT16"),
     torch.int8: value("KV_INT8"),
     torch.float8_e4m3fn: value("KV_FP8"),
+    FOUR_BITS: value("KV_INT4"),
 }
 
 
@@ -60,11 +62,13 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 def cache_struct(cache: KVCache) -> Structure:
     """The cache of a layer, or with a first dimension of layers that of the first one."""
-    *_, kv_heads, block_size, head_dim = cache.key.shape
+    *_, kv_heads, block_size, _ = cache.key.shape
     tensors = cache.key, cache.value, cache.key_scales, cache.value_scales
-    kind = _KV_KINDS[cache.key.dtype]
-    sizes = kv_heads, head_dim, block_size
-    return CKVCache(*map(pointer, tensors), kind, *sizes, cache.is_turned)
+    coding, kind = cache.coding, _KV_KINDS[cache.key.dtype]
+    coded = () if coding is None else (coding.means, coding.factors, coding.feedback)
+    pointers = [*map(pointer, (*tensors, *coded))]
+    sizes = kv_heads, cache.head_dim, block_size
+    return CKVCache(*pointers, *(None,) * (7 - len(pointers)), kind, *sizes, cache.is_turned)
 
 
 def no_cache(head_dim: int) -> Structure:

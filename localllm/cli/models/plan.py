@@ -178,6 +178,10 @@ def _plan_model(
     return found.fits
 
 
+# Types of KV caches that are compared.
+_COMPARED = ("bf16", "int8", "int4")
+
+
 def plan_table(plan: "ModelPlan", engine: "EngineConfig") -> str:
     """A plan as text for a terminal or a pipe."""
     rows = [*_memory_rows(plan), *(_promise_rows(plan) if plan.fits else ())]
@@ -233,8 +237,11 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
         rows.append(("graphs", size(memory.graphs_bytes), "captured steps"))
     if memory.states_bytes:
         rows.append(("states", size(memory.states_bytes), "of recurrent layers"))
-    per_1k = size(1024 * plan.kv_token_bytes)
-    rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
+    others = ", ".join(
+        f"{name} {size(taken)}" for name, taken in plan.cached_1k.items() if name in _COMPARED
+    )
+    per_1k = f"{size(1024 * plan.kv_token_bytes)} for 1,024 tokens ({others})"
+    rows.append(("KV cache", size(memory.kv_bytes), per_1k))
     total, budget = (
         size(each + shape.draft_bytes) for each in (memory.needed_bytes, memory.budget_bytes)
     )

@@ -154,7 +154,7 @@ def _group(stack: KVCache) -> Structure:
     return structs.Group(
         first=structs.cache_struct(stack),
         layer_bytes=stack.key[0].nbytes,
-        layer_scales=0 if scales is None else scales[0].numel(),
+        layer_scales=0 if scales is None else scales[0].nbytes,
     )
 
 
