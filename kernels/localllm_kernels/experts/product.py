@@ -502,7 +502,8 @@ def _spec(example: _Example) -> AotSpec:
             example.row_bytes / _WIDTH,
             times=("OUTPUTS", "STEP"),
         )
-        if example.block_type in (None, "Q4_K", "Q6_K")
+        # mxfp4 stands for nvfp4.
+        if example.block_type in (None, "Q4_K", "Q6_K") and example.kind != "nvfp4"
         else None,
     )
 
