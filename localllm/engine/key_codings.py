@@ -56,18 +56,12 @@ def find_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
 
 def plain_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     """Those of a head that drafts, whose keys nothing is known of."""
-    device, codings = model.embedding.device, []
-    for group in model.architecture.cache_groups:
-        state, count = group.state, len(group.layers)
-        one = KeyCoding.plain(state.num_heads, state.width, device)
-        codings.append(
-            KeyCoding(
-                one.means.expand(count, -1, -1).contiguous(),
-                one.factors.expand(count, -1, -1).contiguous(),
-                one.feedback.expand(count, -1, -1, -1).contiguous(),
-            )
+    return tuple(
+        KeyCoding.plain(
+            (len(group.layers), group.state.num_heads, group.state.width), model.embedding.device
         )
-    return tuple(codings)
+        for group in model.architecture.cache_groups
+    )
 
 
 def _batch(ids: Tensor, first: int, num_groups: int) -> ForwardBatch:

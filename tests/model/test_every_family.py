@@ -46,7 +46,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "mxfp4": (MXFP4_CONFIG, PackedMxfp4(), {}),
     "nvfp4": (MODELOPT_CONFIG, ModelOptNvfp4(), {}),
 }
-CACHES = ("auto", "int8", "fp8")
+CACHES = ("auto", "int8", "fp8", "int4")
 FIRSTS = firsts_of_their_kind()
 SLOW = pytest.mark.slow
 

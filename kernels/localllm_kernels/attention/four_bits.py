@@ -73,14 +73,10 @@ class KeyCoding:
         return KeyCoding(self.means[index], self.factors[index], self.feedback[index])
 
     @classmethod
-    def plain(cls, kv_heads: int, head_dim: int, device: torch.device) -> "KeyCoding":
-        """Of a model about which nothing is known."""
-        shape = kv_heads, head_dim
-        return cls(
-            torch.zeros(shape, device=device),
-            torch.ones(shape, device=device),
-            torch.zeros(*shape, head_dim, device=device),
-        )
+    def plain(cls, shape: tuple[int, int, int], device: torch.device) -> "KeyCoding":
+        """Of layers about which nothing is known; `shape`: (layers, kv_heads, head_dim)."""
+        means, factors = torch.zeros(shape, device=device), torch.ones(shape, device=device)
+        return cls(means, factors, torch.zeros(*shape, shape[-1], device=device))
 
 
 def rotation_size(width: int) -> int:
