@@ -270,6 +270,8 @@ def _experts_kernel(
     is_column = columns < outputs
     row_at = (pairs // top_k).to(tl.int64) * width_in
     of_expert = expert.to(tl.int64) * width_out
+    if KIND < 3:
+        row_length = width_in  # which takes no register of its own
     codes_ptr += of_expert * row_length
     scales_ptr += of_expert * num_groups
     zeros_ptr += of_expert * num_groups
