@@ -8,7 +8,7 @@ scored count, so that every token but those of the first window has at least
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -113,7 +113,8 @@ def evaluate(
     stride: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Perplexity of `text` for the first of `models`, against the second if there is one.
+    """Perplexity of `text` for the first of `models`, against the second if there is one, whose
+    cache has the dtype of its model.
 
     The window is the context of `config`, else 2,048 tokens or, if smaller, the models' own limit.
     Both models run side by side, so that distributions are kept for a few rows only. `progress` is
@@ -122,7 +123,9 @@ def evaluate(
     Raises: what opening a model raises; RequestError for a text that is too short, or models that
     do not share a vocabulary.
     """
-    checkpoints = [open_checkpoint(name, config) for name in models]
+    # What another dtype of the cache loses counts against the model alone.
+    configs = [config, *(replace(config, kv_cache_dtype="auto") for _ in models[1:])]
+    checkpoints = [open_checkpoint(*each) for each in zip(models, configs, strict=True)]
     token_ids = checkpoints[0].tokenizer.encode(text, add_special_tokens=True)
     for other in checkpoints[1:]:
         if other.tokenizer.encode(text, add_special_tokens=True) != token_ids:

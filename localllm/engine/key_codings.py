@@ -10,47 +10,52 @@ from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.paged_kv_cache import PagedKVCache
-from localllm_kernels.attention.four_bits import KeyCoding
+from localllm_kernels.attention.four_bits import NUM_MEANS, KeyCoding, key_factors
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.recurrence.state_cache import StateSlots
 
+# The model writes this many windows of so many tokens. Random tokens would have it attend as it
+# never does: the loss with their codings was twice as large.
 _WINDOWS, _LENGTH, _BLOCK_SIZE = 8, 128, 16
 # Positions that the windows are spread over: keys turn with them, and their means with the keys.
 _MOST_POSITIONS = 8192
 _SEED = 0
+# Rounds in which means move to the middle of what is nearest to them.
+_ROUNDS = 20
 
 
 @torch.inference_mode()
 def find_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     """The codings of each cache group, whose tensors have the group's layers as their first
-    dimension: from the keys and queries of random tokens.
+    dimension: from the keys and queries of text that the model writes.
     """
-    device = model.embedding.device
     groups = model.architecture.cache_groups
     kv_cache = PagedKVCache.allocate(
         model.architecture,
-        [1 + _LENGTH // _BLOCK_SIZE] * len(groups),
+        [1 + _WINDOWS * _LENGTH // _BLOCK_SIZE] * len(groups),
         _BLOCK_SIZE,
         model.embedding.row_dtype,
-        device,
-        SlotSizes(1),
+        model.embedding.device,
+        SlotSizes(_WINDOWS),
     )
+    ids = _written(model, kv_cache)
+    starts_of_texts = [_keys(stack)[:, :, ::_LENGTH].clone() for stack in kv_cache.stacks]
     seen = _Queries()
     listening = replace(
         model, fused=None, ops=replace(model.ops, paged_attention=seen.listen(model))
     )
-    sums = [_Sums() for _ in groups]
-    generator = torch.Generator().manual_seed(_SEED)
-    span = min(model.ropes.num_positions, _MOST_POSITIONS) - _LENGTH
-    for window in range(_WINDOWS):
-        ids = torch.randint(model.architecture.vocab_size, (_LENGTH,), generator=generator)
-        first = max(0, span) * window // (_WINDOWS - 1)
-        listening.forward(_batch(ids.to(device), first, len(groups)), kv_cache)
-        for group, stack in zip(sums, kv_cache.stacks, strict=True):
-            group.add(stack.key[:, 1:].transpose(2, 3).flatten(1, 2).transpose(1, 2).double())
+    span = max(0, min(model.ropes.num_positions, _MOST_POSITIONS) - _LENGTH)
+    # Most conversations are short, so each window starts twice as far from the first as the last.
+    starts = [0, *(span >> halvings for halvings in reversed(range(_WINDOWS - 1)))]
+    listening.forward(_batch(ids, starts, 0, len(groups)), kv_cache)
     return tuple(
-        group.coding(torch.stack([seen.moments[each.data_ptr()] for each in stack.key]))
-        for group, stack in zip(sums, kv_cache.stacks, strict=True)
+        _coding(
+            firsts,
+            _keys(stack),
+            torch.stack([seen.moments[each.data_ptr()] for each in stack.key]),
+            NUM_MEANS if not stack.values_are_keys else 1,
+        )
+        for firsts, stack in zip(starts_of_texts, kv_cache.stacks, strict=True)
     )
 
 
@@ -64,48 +69,97 @@ def plain_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     )
 
 
-def _batch(ids: Tensor, first: int, num_groups: int) -> ForwardBatch:
-    """One request, at positions from `first` on."""
-    count, device = len(ids), ids.device
-    slots = torch.arange(count, device=device) + _BLOCK_SIZE
-    table = torch.arange(1, 1 + count // _BLOCK_SIZE, dtype=torch.int32, device=device)
+def _written(model: DecoderModel, kv_cache: PagedKVCache) -> Tensor:
+    """Token ids that the model draws, one after another, int64 [_WINDOWS, _LENGTH], whose keys are
+    in the cache; random ones of a model that writes no text.
+    """
+    architecture, device = model.architecture, model.embedding.device
+    generator = torch.Generator().manual_seed(_SEED)
+    vocab, count = architecture.vocab_size, 2 if architecture.writes_text else _LENGTH
+    ids = torch.randint(vocab, (_WINDOWS, count), generator=generator)
+    # A model that texts have begun with one token says nothing sensible without it.
+    for start in architecture.start_token_ids[:1]:
+        ids[:, 0] = min(start, vocab - 1)
+    known = 0
+    while True:
+        batch = _batch(ids[:, known:].to(device), [known] * _WINDOWS, known, len(kv_cache.stacks))
+        hidden = model.forward(batch, kv_cache)
+        known = ids.shape[1]
+        if known == _LENGTH:
+            return ids.to(device)
+        last = hidden.view(_WINDOWS, -1, hidden.shape[-1])[:, -1].contiguous()
+        chances = model.compute_logits(last).cpu().softmax(-1)
+        ids = torch.cat((ids, torch.multinomial(chances, 1, generator=generator)), dim=1)
+
+
+def _batch(ids: Tensor, starts: list[int], known: int, num_groups: int) -> ForwardBatch:
+    """Tokens of all windows, [_WINDOWS, count], at positions from each window's start on, behind
+    `known` tokens.
+    """
+    (windows, count), device = ids.shape, ids.device
+    blocks = torch.arange(windows * _LENGTH // _BLOCK_SIZE, dtype=torch.int32, device=device) + 1
+    within = torch.arange(known, known + count, device=device)
+    slots = torch.arange(windows, device=device)[:, None] * _LENGTH + within + _BLOCK_SIZE
+    tables = GroupTables(slots.flatten(), blocks.view(windows, -1))
+    first = torch.tensor(starts, device=device)[:, None]
+    edges = tuple(range(0, windows * count + 1, count))
+    before, after = (known,) * windows, (known + count,) * windows
     return ForwardBatch(
-        input_ids=ids,
-        positions=torch.arange(first, first + count, device=device),
-        tables=(GroupTables(slots, table[None, :]),) * num_groups,
-        cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([count], device=device),
+        input_ids=ids.flatten(),
+        positions=(first + torch.arange(count, device=device)).flatten(),
+        tables=(tables,) * num_groups,
+        cu_seqlens_q=torch.tensor(edges, dtype=torch.int32, device=device),
+        seq_lens=torch.full((windows,), known + count, device=device),
         max_query_len=count,
         logit_rows=torch.empty(0, dtype=torch.int64, device=device),
         num_logit_rows=0,
-        states=StateSlots((0,), (0, count), (0,), (0,), (count,)),
+        states=StateSlots(tuple(range(windows)), edges, before, before, after),
     )
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Of the keys of a group's layers: [layers, kv_heads, head_dim]."""
+def _keys(stack: KVCache) -> Tensor:
+    """float32 [layers, kv_heads, tokens, head_dim], of all windows one after another."""
+    return stack.key[:, 1:].transpose(1, 2).flatten(2, 3).float()
 
-    count: int = 0
-    total: Tensor | float = 0.0
-    squares: Tensor | float = 0.0
 
-    def add(self, keys: Tensor) -> None:
-        """`keys`: [layers, kv_heads, tokens, head_dim]."""
-        self.count += keys.shape[2]
-        self.total = self.total + keys.sum(2)
-        self.squares = self.squares + keys.square().sum(2)
+def _coding(firsts: Tensor, keys: Tensor, queries: Tensor, count: int) -> KeyCoding:
+    """For keys of first tokens and of others, [layers, kv_heads, tokens, head_dim], with `count`
+    means, and for queries with these second moments, [layers, kv_heads, head_dim, head_dim].
+    """
+    factors = key_factors(keys.var(2, correction=0), queries)
+    layers, heads, width = factors.shape
+    scaled = [(each * factors[:, :, None]).flatten(0, 1) for each in (firsts, keys)]
+    means, spreads = _means(scaled[0], scaled[1], count)
+    means = means.expand(-1, NUM_MEANS, -1).view(layers, heads, NUM_MEANS, width)
+    means, spreads = means / factors[:, :, None], spreads.view(factors.shape) / factors.square()
+    parts = [KeyCoding.fitted(*each) for each in zip(means, spreads, queries, strict=True)]
+    return KeyCoding(
+        torch.stack([part.means for part in parts]),
+        torch.stack([part.factors for part in parts]),
+        torch.stack([part.feedback for part in parts]),
+    )
 
-    def coding(self, queries: Tensor) -> KeyCoding:
-        """With the queries' second moments, [layers, kv_heads, head_dim, head_dim]."""
-        means = torch.as_tensor(self.total / self.count)
-        spreads = (self.squares / self.count - means.square()).clamp(min=0)
-        parts = [KeyCoding.fitted(*each) for each in zip(means, spreads, queries, strict=True)]
-        return KeyCoding(
-            torch.stack([part.means for part in parts]),
-            torch.stack([part.factors for part in parts]),
-            torch.stack([part.feedback for part in parts]),
-        )
+
+def _means(firsts: Tensor, others: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`count` means of rows [heads, tokens, width], [heads, count, width], and the variances of
+    rows about the nearest, [heads, width] (Lloyd 1982, "Least squares quantization in PCM").
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    rows = torch.cat((firsts, others), dim=1)
+    means = torch.cat([each.mean(1, keepdim=True) for each in (rows, firsts)], dim=1)[:, :count]
+    while means.shape[1] < count:
+        # Rows that are far from all means are likelier to be the next (k-means++).
+        away = torch.cdist(rows, means).amin(2).square() + torch.finfo(torch.float32).tiny
+        place = torch.multinomial(away.cpu(), 1, generator=generator).to(rows.device)
+        means = torch.cat((means, rows.take_along_dim(place[:, :, None], dim=1)), dim=1)
+    for _ in range(_ROUNDS):
+        nearest = torch.nn.functional.one_hot(torch.cdist(rows, means).argmin(2), count)
+        members = nearest.transpose(1, 2).to(rows.dtype)
+        sizes = members.sum(2, keepdim=True)
+        means = torch.where(sizes > 0, members @ rows / sizes.clamp(min=1), means)
+    nearest = torch.cdist(rows, means).argmin(2)
+    away = rows - means.take_along_dim(nearest[:, :, None], dim=1)
+    return means, away.square().mean(1)
 
 
 @dataclass(slots=True)

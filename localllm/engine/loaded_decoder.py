@@ -10,6 +10,7 @@ import torch
 from localllm.drafting.head_source import find_head, is_named
 from localllm.engine.chosen_device import dtypes_of, free_bytes, select_device
 from localllm.engine.chosen_operators import operators_for
+from localllm.engine.coding_file import kept_codings
 from localllm.engine.config import EngineConfig
 from localllm.engine.decoder_memory import DecoderMemory
 from localllm.engine.expert_memory import expert_sizes
@@ -22,7 +23,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import check_weights
-from localllm.model.weight_files import find_weight_files
+from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import (
     CheckpointWeights,
     HeadWeights,
@@ -85,8 +86,16 @@ def load_decoder(
     weights = check_weights(files, architecture)
     head = head or find_head(files, architecture, config.speculation)
     with open_source(weights) as source:
-        resident = weights.resident_bytes
-        return build_decoder(source, resident, architecture, config, listener, draft, head)
+        return build_decoder(
+            source,
+            weights.resident_bytes,
+            architecture,
+            config,
+            listener,
+            draft,
+            head,
+            lambda model: kept_codings(model, fingerprint(folder, files), listener),
+        )
 
 
 def load_draft(
@@ -114,10 +123,12 @@ def build_decoder(
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
     head: FoundHead | None = None,
+    codings_of: Callable[[DecoderModel], tuple[KeyCoding, ...]] = find_codings,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
     byte width of an unquantized value. `head`: the head that drafts for it, which is loaded first;
     where that fails, the decoder is loaded without it, unless it was asked for by name.
+    `codings_of`: gives the codings of keys in 4 bits.
 
     Raises: as `load_decoder`.
     """
@@ -162,7 +173,7 @@ def build_decoder(
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)
         listener.line(describe_taken(plan, planned, left - plan.kv_bytes))
-    codings = find_codings(model) if kv_dtype == FOUR_BITS else ()
+    codings = codings_of(model) if kv_dtype == FOUR_BITS else ()
     return LoadedDecoder(model, plan, dtype, kv_dtype, device, chosen.tunings, loaded_head, codings)
 
 

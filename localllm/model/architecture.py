@@ -72,8 +72,9 @@ class Architecture:
     layer's blocks read besides the residual stream; `has_tower`: the files hold a vision tower too,
     see tower.py. `writes_text`: false for a model that was saved without an output head;
     `num_labels`: rows of the head that scores texts in its place, if there is one. `join`: of a
-    head that drafts for another model, see mtp.py and eagle.py. `unknown_fields`: those of its
-    config.json that are ignored, see known_fields.py.
+    head that drafts for another model, see mtp.py and eagle.py. `start_token_ids`: the first
+    token of texts, if the config names one; `unknown_fields`: those of its config.json that are
+    ignored, see known_fields.py.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Architecture:
     writes_text: bool = True
     num_labels: int = 0
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
+    start_token_ids: tuple[int, ...] = field(default=(), compare=False)
     unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
     @property

@@ -79,6 +79,7 @@ def text_config(raw: Mapping[str, Any], where: str = "config.json") -> Mapping[s
         **shared,
         **own,
         "architectures": [TEXT_MODELS[kind]],
+        "bos_token_id": text.get("bos_token_id", raw.get("bos_token_id")),
         "eos_token_id": list(dict.fromkeys(ends)) or None,
         "tie_word_embeddings": _either(tied, raw["architectures"][0] in _TIED),
     }

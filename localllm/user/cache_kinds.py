@@ -67,6 +67,7 @@ def cache_kinds(prefixes: str | None) -> list[CacheKind]:
         "prefixes": "keys and values of prompts, for --cache-disk",
         "tunings": "which kernel sizes are fastest on this GPU",
         "self-checks": "which kernels work on this GPU, and how fast",
+        "key-codings": "how models' keys become codes of 4 bits, for --kv-cache-dtype int4",
         "kernels": "the C kernels, compiled for this processor",
         "gguf": "configs and vocabularies of GGUF files, which a start reads in less time",
         "gguf-headers": "headers of GGUF models that were planned or shown, and not downloaded",

@@ -13,9 +13,11 @@ from localllm.model.paged_kv_cache import empty_cache
 from localllm.user.places import cache_folder
 from localllm_kernels.attention.four_bits import (
     FOUR_BITS,
+    NUM_MEANS,
     KeyCoding,
     dequantize_keys,
     dequantize_values,
+    nearest_means,
     quantize_keys,
     quantize_values,
     rotated,
@@ -35,7 +37,9 @@ HEADS, DIM = 2, 64
 def drawn_coding(queries: Tensor | None = None) -> KeyCoding:
     """Means and factors; feedback for `queries`, [heads, rows, dim], if there are any."""
     coding = KeyCoding(
-        3 * torch.randn(HEADS, DIM), 0.5 + torch.rand(HEADS, DIM), torch.zeros(HEADS, DIM, DIM)
+        3 * torch.randn(HEADS, NUM_MEANS, DIM),
+        0.5 + torch.rand(HEADS, DIM),
+        torch.zeros(HEADS, DIM, DIM),
     )
     if queries is None:
         return coding
@@ -56,7 +60,8 @@ def test_codes_are_near_and_take_a_quarter_of_the_bytes() -> None:
     rows, coding = torch.randn(50, HEADS, DIM), drawn_coding()
     rows *= torch.logspace(-3, 3, 50)[:, None, None]
     keys = dequantize_keys(*(each.transpose(0, 1) for each in quantize_keys(rows, coding)), coding)
-    centred = (rows - coding.means) * coding.factors
+    nearest = coding.means[torch.arange(HEADS), nearest_means(rows, coding.means, coding.factors)]
+    centred = (rows - nearest) * coding.factors
     away = (keys.transpose(0, 1) - rows) * coding.factors
     assert (away.norm(dim=-1) <= 0.2 * centred.norm(dim=-1)).all()
     codes, scales = quantize_values(rows)
@@ -74,11 +79,32 @@ def test_feedback_hides_errors_from_queries() -> None:
     keys = torch.randn(200, HEADS, DIM)
     errors = []
     for coding in (drawn_coding(), drawn_coding(queries)):
-        coding = replace(coding, means=torch.zeros(HEADS, DIM))
+        coding = replace(coding, means=torch.zeros(HEADS, NUM_MEANS, DIM))
         codes, scales = (each.transpose(0, 1) for each in quantize_keys(keys, coding))
         away = dequantize_keys(codes, scales, coding) - keys.transpose(0, 1)
         errors.append(float((queries @ away.transpose(1, 2)).norm()))
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_keys_that_are_few_and_far_away_have_a_mean_of_their_own() -> None:
+    coding = drawn_coding()
+    places = torch.arange(40) % NUM_MEANS
+    rows = 100 * coding.means[:, places].transpose(0, 1) + torch.randn(40, HEADS, DIM)
+    coding = replace(coding, means=100 * coding.means)
+    codes, scales = (each.transpose(0, 1) for each in quantize_keys(rows, coding))
+    assert torch.equal(scales.view(torch.int16) % NUM_MEANS, places.expand(HEADS, -1).short())
+    away = dequantize_keys(codes, scales, coding).transpose(0, 1) - rows
+    # As near as if all keys were about 0, where one mean would leave a hundred times as much.
+    assert away.abs().mean() < 0.15
+
+
+def test_a_rows_scale_is_the_best_of_several() -> None:
+    rows = torch.randn(500, DIM)
+    turned = rotated(rows)
+    step = turned.abs().amax(-1, keepdim=True) / 7.5
+    plain = rotated((turned / step).round().clamp(-8, 7) * step)
+    away = dequantize_values(*quantize_values(rows)) - rows
+    assert away.square().mean() < 0.9 * (plain - rows).square().mean()
 
 
 def test_what_is_not_finite_stays_so() -> None:
@@ -139,7 +165,10 @@ class Context:
         directions = torch.randn(heads, head_dim, head_dim)
         moments = directions @ directions.transpose(1, 2)
         coding = KeyCoding.fitted(
-            2 * torch.randn(heads, head_dim), 0.2 + torch.rand(heads, head_dim), moments
+            # Where keys are values, all means are alike.
+            2 * torch.randn(heads, 1 if latent else NUM_MEANS, head_dim).expand(-1, NUM_MEANS, -1),
+            0.2 + torch.rand(heads, head_dim),
+            moments,
         )
         shape = (-(-length // block_size) + 2, heads, block_size, head_dim)
         cache = empty_cache(

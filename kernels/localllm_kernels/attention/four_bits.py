@@ -6,11 +6,13 @@ scale for a row serves them all (Ashkboos et al. 2024, "QuaRot"):
     key ≈ Hᵀ (code · scale) / factor + mean        value ≈ Hᵀ (code · scale)
 
 Scores are wrong by q · error, so of keys it matters where queries point. Three figures of a head
-say so, which are found once for a model: the mean of its keys, which is subtracted; factors, which
-make numbers large where queries are large and keys small; and a triangle by which the error of each
-number changes those after it, so that queries see as little of all errors as they can (as GPTQ does
-with inputs of weights: Frantar et al. 2022). Each row is rounded by itself, so a token's keys and
-values have the same bits in any batch.
+say so, which are found once for a model: means of its keys, the nearest of which is subtracted;
+factors, which make numbers large where queries are large and keys small; and a triangle by which
+the error of each number changes those after it, so that queries see as little of all errors as they
+can (as GPTQ does with inputs of weights: Frantar et al. 2022). There are several means, since a
+first token's key is far from all others (Xiao et al. 2023, "attention sinks"), and since keys turn
+with their positions. Each row is rounded by itself, so a token's keys and values have the same bits
+in any batch.
 """
 
 import hashlib
@@ -23,8 +25,11 @@ from torch import Tensor
 # low half of byte i, that of number i + width / 2 in the high one. They are 8 above -8 to 7.
 FOUR_BITS = torch.uint8
 MIDDLE = 8
-# Of a row's greatest number in steps: between the codes on both sides.
-_REACH = 7.5
+# Means of a head's keys. The two lowest bits of a key's scale say which one was subtracted, and are
+# a part of the scale all the same.
+NUM_MEANS = 4
+# A row's greatest number in steps, which have a sign: the best of these for the row is taken.
+_REACHES = (7.5, -7.5, 8.5, -8.5)
 # Share of the mean moment of queries that is added to each: what is known of them is never all.
 _DAMPING = 0.1
 
@@ -33,9 +38,9 @@ _DAMPING = 0.1
 class KeyCoding:
     """How the keys of a layer become codes; all float32.
 
-    `means`, `factors`: [kv_heads, head_dim]; `feedback`: [kv_heads, head_dim, head_dim], of which
-    only what is above the diagonal counts: row i is what the error of number i, times this, takes
-    from the others.
+    `means`: [kv_heads, NUM_MEANS, head_dim], all alike where keys are values; `factors`: [kv_heads,
+    head_dim]; `feedback`: [kv_heads, head_dim, head_dim], of which only what is above the diagonal
+    counts: row i is what the error of number i, times this, takes from the others.
     """
 
     means: Tensor
@@ -44,15 +49,11 @@ class KeyCoding:
 
     @classmethod
     def fitted(cls, means: Tensor, spreads: Tensor, queries: Tensor) -> "KeyCoding":
-        """For keys with these means and variances, [kv_heads, head_dim] each, and for queries with
-        these second moments, [kv_heads, head_dim, head_dim].
-
-        Where queries are large and keys small, a fourth of what would make both alike: more would
-        take from the feedback what it gains.
+        """For keys with these means and variances about the nearest, [kv_heads, head_dim], and for
+        queries with these second moments, [kv_heads, head_dim, head_dim].
         """
         wide, least = queries.double(), torch.finfo(torch.float32).tiny
-        sizes = wide.diagonal(dim1=1, dim2=2)
-        factors = ((sizes + least) / (spreads.double() + least)) ** 0.125
+        factors = key_factors(spreads, queries).double()
         scaled = wide / (factors[:, :, None] * factors[:, None, :])
         seen = rotated(rotated(scaled).transpose(1, 2))
         damping = _DAMPING * seen.diagonal(dim1=1, dim2=2).mean(1) + least
@@ -75,8 +76,32 @@ class KeyCoding:
     @classmethod
     def plain(cls, shape: tuple[int, int, int], device: torch.device) -> "KeyCoding":
         """Of layers about which nothing is known; `shape`: (layers, kv_heads, head_dim)."""
-        means, factors = torch.zeros(shape, device=device), torch.ones(shape, device=device)
-        return cls(means, factors, torch.zeros(*shape, shape[-1], device=device))
+        *outer, width = shape
+        means = torch.zeros(*outer, NUM_MEANS, width, device=device)
+        feedback = torch.zeros(*shape, width, device=device)
+        return cls(means, torch.ones(shape, device=device), feedback)
+
+
+def key_factors(spreads: Tensor, queries: Tensor) -> Tensor:
+    """float32 [..., head_dim], of keys with these variances, and of queries with these second
+    moments, [..., head_dim, head_dim].
+
+    Where queries are large and keys small, a fourth of what would make both alike: more would take
+    from the feedback what it gains.
+    """
+    least = torch.finfo(torch.float32).tiny
+    sizes = queries.double().diagonal(dim1=-1, dim2=-2)
+    return (((sizes + least) / (spreads.double() + least)) ** 0.125).float()
+
+
+def nearest_means(rows: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+    """Which mean each row is nearest to where factors are applied: int64 [..., kv_heads].
+
+    `rows`: [..., kv_heads, head_dim]; `means`: [..., kv_heads, NUM_MEANS, head_dim]; `factors`:
+    [..., kv_heads, head_dim].
+    """
+    away = (rows[..., None, :] - means) * factors[..., None, :]
+    return away.square().sum(-1).argmin(-1)
 
 
 def rotation_size(width: int) -> int:
@@ -101,8 +126,11 @@ def quantize_keys(rows: Tensor, coding: KeyCoding) -> tuple[Tensor, Tensor]:
     """`rows`: [tokens, kv_heads, head_dim] -> bytes [tokens, kv_heads, head_dim / 2], and bfloat16
     scales [tokens, kv_heads].
     """
-    left = rotated((rows.float() - coding.means) * coding.factors)
-    scales, inverse = _scales(left)
+    rows = rows.float()
+    places = nearest_means(rows, coding.means, coding.factors)
+    heads = torch.arange(rows.shape[1], device=rows.device)
+    left = rotated((rows - coding.means[heads, places]) * coding.factors)
+    scales, inverse = _scales(left, places)
     steps, codes = scales.float(), torch.empty_like(left)
     for i in range(left.shape[-1]):
         codes[..., i] = _nearest(left[..., i] * inverse)
@@ -127,16 +155,32 @@ def dequantize_values(codes: Tensor, scales: Tensor) -> Tensor:
 def dequantize_keys(codes: Tensor, scales: Tensor, coding: KeyCoding) -> Tensor:
     """`codes`: [..., kv_heads, block_size, head_dim / 2]."""
     values = dequantize_values(codes, scales)
-    return values / coding.factors[:, None] + coding.means[:, None]
+    places = scales.view(torch.int16).long() & (NUM_MEANS - 1)
+    heads = torch.arange(len(coding.means), device=codes.device)[:, None]
+    return values / coding.factors[:, None] + coding.means[heads, places]
 
 
-def _scales(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales of rows, and what numbers are multiplied by to become codes."""
+def _scales(rows: Tensor, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The scales of rows, and what numbers are multiplied by to become codes. `places`: which of
+    the means the scales shall tell.
+    """
     # A number that is not finite makes the scale so.
     most = rows.abs().amax(-1) + (rows - rows).sum(-1)
-    scales = (most / _REACH).bfloat16()
+    scales, least = most.bfloat16(), torch.full_like(most, torch.inf)
+    for reach in _REACHES:
+        tried = (most / reach).bfloat16()
+        if places is not None:
+            tried = (tried.view(torch.int16) & -NUM_MEANS | places.short()).view(torch.bfloat16)
+        away = _nearest(rows * _inverse(tried)[..., None]) * tried.float()[..., None] - rows
+        error = away.square().sum(-1)
+        scales = torch.where(error < least, tried, scales)
+        least = torch.minimum(error, least)
+    return scales, _inverse(scales)
+
+
+def _inverse(scales: Tensor) -> Tensor:
     steps = scales.float()
-    return scales, torch.where(steps > 0, 1 / steps, 0.0)
+    return torch.where(steps.abs() >= torch.finfo(torch.float32).tiny, 1 / steps, 0.0)
 
 
 def _nearest(steps: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ typedef struct {
   float values[KEY_TILE * MAX_DIM] ALIGNED;         /* [KEY_TILE or half of it, dim] */
   float key_scales[KEY_TILE], value_scales[KEY_TILE];
   float most[QUERY_ROWS], sum[QUERY_ROWS], keep[LANES];
-  float offset[QUERY_ROWS];                          /* of all scores of a row, over keys in 4 bits */
+  float offsets[QUERY_ROWS * MEANS4];                /* of a row's scores with keys in 4 bits */
   float q_scale[QUERY_ROWS], weight_scale[LANES];    /* of rows of bytes, four in a word */
   int32_t q_sum[QUERY_ROWS], weight_sum[LANES];
   int64_t rows, dim, depth; /* dim: head_dim in whole vectors; depth: words of a key */
@@ -131,7 +131,7 @@ static void start_rows(const AttentionShape *s, const AttentionTask *task, const
     const float *from = query + query_of(s, task, r) * width;
     float row[MAX_DIM + 2 * LANES] = {0};
     for (int64_t i = 0; i < width; i++) row[i] = from[i] * s->scale;
-    if (is_coded) state->offset[r] = turn_query(&s->cache, task->kv_head, row);
+    if (is_coded) turn_query(&s->cache, task->kv_head, row, state->offsets + r * MEANS4);
     if (is_in_bytes) {
       state->q_sum[r] = round_bytes(row, width, (int32_t *)state->q + r * state->q_stride,
                                     state->q_scale + r);
@@ -170,8 +170,9 @@ INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
     if (has_scales || s->cap)
       for (int64_t j = 0; j < KEY_TILE; j += LANES) {
         f32v score = load(scores + j);
-        if (has_scales) score *= load(state->key_scales + j);
-        if (kind == KV_INT4) score += state->offset[first + i];
+        const f32v scales = load(state->key_scales + j);
+        if (has_scales) score *= scales;
+        if (kind == KV_INT4) score += offsets_of(state->offsets + (first + i) * MEANS4, scales);
         store(scores + j, s->cap ? cap_score(score, s->cap) : score);
       }
     const int64_t position = task->first_position + (first + i) / group - span->first;

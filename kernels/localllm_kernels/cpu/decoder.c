@@ -51,7 +51,7 @@ static KVCache cache_of_layer(const Group *group, int64_t place) {
   }
   if (cache.key_means) {
     const int64_t numbers = place * cache.kv_heads * cache.head_dim;
-    cache.key_means += numbers, cache.key_factors += numbers;
+    cache.key_means += numbers * MEANS4, cache.key_factors += numbers;
     cache.key_feedback += numbers * cache.head_dim;
   }
   return cache;

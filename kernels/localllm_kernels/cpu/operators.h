@@ -67,11 +67,13 @@ typedef struct {
 /* Keys and values of one layer, see kv_cache.py. */
 enum { KV_FLOAT32, KV_BFLOAT16, KV_INT8, KV_FP8, KV_INT4 };
 #define MAX_DIM 576 /* of a head */
+#define MEANS4 4    /* of a head's keys; the lowest bits of a key's scale say which one it has */
 typedef struct {
   void *keys, *values;             /* [blocks, kv_heads, block_size, head_dim] */
   void *key_scales, *value_scales; /* [blocks, kv_heads, block_size], or NULL: floats, of KV_INT4 in
                                       bfloat16 */
-  const float *key_means, *key_factors; /* of KV_INT4: [kv_heads, head_dim], see four_bits.py */
+  const float *key_means, *key_factors; /* of KV_INT4, see four_bits.py: [kv_heads, MEANS4, head_dim],
+                                           [kv_heads, head_dim] */
   const float *key_feedback;            /* [kv_heads, head_dim, head_dim] */
   int64_t kind, kv_heads, head_dim, block_size;
   int64_t is_turned; /* the keys of a block lie side by side */

@@ -69,7 +69,8 @@ def evaluate_model(
     """Measure perplexity on a text, in sliding windows of --ctx tokens (2048 if unset).
 
     With --against, also measure the KL divergence from another model, and how often both predict
-    the same most likely token.
+    the same most likely token. --kv-cache-dtype is the first model's alone, so a model against
+    itself shows what its cache loses.
     """
     if flags.max_kl is not None and flags.against is None:
         raise RequestError("--max-kl needs --against", param="max_kl")

@@ -197,6 +197,7 @@ def read_decoder(
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         dtype=fields.dtype(),
         layers=tuple(layers),
+        start_token_ids=fields.token_ids("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
         embedding_scale=embedding_scale,
         logit_scale=logit_scale,

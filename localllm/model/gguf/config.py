@@ -47,6 +47,7 @@ def _sizes(keys: GgufKeys) -> dict[str, Any]:
         "hidden_size": keys.integer("embedding_length"),
         "num_hidden_layers": keys.num_layers,
         "max_position_embeddings": keys.integer("context_length"),
+        "bos_token_id": keys.header.keys.get("tokenizer.ggml.bos_token_id"),
         "tie_word_embeddings": _HEAD not in tensors,
         "torch_dtype": "bfloat16",
         "quantization_config": {"quant_method": "gguf"},
