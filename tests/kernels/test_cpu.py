@@ -14,7 +14,11 @@ from c_products import linears_with
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
+from localllm.model.packed.int4 import Int4Weight
+from localllm.model.packed.int8 import Int8Weight
+from localllm.model.packed.mxfp4 import Mxfp4Weight
 from localllm.model.packed.nvfp4 import Nvfp4Weight
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.paged_kv_cache import empty_cache
 from localllm.quantize.rounding import round_fp8
 from localllm.user.places import cache_folder
@@ -458,6 +462,39 @@ def test_fp8(linears: CpuLinears, width_out: int, width_in: int, block: tuple[in
     assert_rows_alone(product, x)
     for rows in (1, 3, 4, 5, 9):
         assert torch.equal(product(x[:rows]), product(x)[:rows])
+
+
+def drawn_weight(kind: str, width_out: int, width_in: int) -> PackedWeight:
+    codes = torch.randint(256, (width_out, width_in // 2), dtype=torch.uint8)
+    scales = (torch.rand(width_out, width_in // 64) + 0.1).bfloat16()
+    if kind == "int8":
+        return Int8Weight.rounded(torch.randn(width_out, width_in))
+    if kind == "mxfp4":
+        powers = torch.randint(120, 130, (width_out, width_in // 32), dtype=torch.uint8)
+        return Mxfp4Weight(codes, powers)
+    if kind == "nvfp4":
+        return Nvfp4Weight(codes, random_e4m3(width_out, width_in // 16), torch.ones(width_out))
+    zeros = torch.randint(16, scales.shape, dtype=torch.uint8) if "zeros" in kind else None
+    return Int4Weight(codes, scales, zeros)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int4 with zeros", "int8", "mxfp4", "nvfp4"])
+def test_inputs_far_above_the_others_of_their_group_cost_these_nothing(
+    linears: CpuLinears, kind: str
+) -> None:
+    weight = drawn_weight(kind, 40, 256)
+    product = linears.packed(weight.coded(), None, torch.bfloat16)
+    values, x = weight.dequantize(torch.float32).double(), torch.randn(20, 256)
+    rest = x.clone()
+    rest[:, 3] = 0.0
+    rest[2:5, [130, 200]] = 0.0
+    x[:, 3] = 100 + 100 * torch.rand(20)
+    x[2:5, [130, 200]] = torch.tensor([-500.0, 900.0])
+    away = product(x) - x.double() @ values.T
+    assert away.norm() < 0.015 * (rest.double() @ values.T).norm()
+    # More than are kept apart.
+    x[7, 64:72] = 300.0
+    assert_rows_alone(product, x)
 
 
 def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:

@@ -2,7 +2,8 @@
  *
  * The inputs are rounded to int8 with one scale per group, so that the products of a group add up
  * as integers, without rounding and in any order; only one product per group is in floats. Dettmers
- * et al. 2022 ("LLM.int8()", section 2) round inputs this way, with one scale per row. */
+ * et al. 2022 ("LLM.int8()", section 2) round inputs this way, with one scale per row. Inputs that are
+ * kept apart are multiplied as floats with the codes' values. */
 
 #include "integer_dots.h"
 #include "operators.h"
@@ -109,6 +110,16 @@ INLINE int middle_of(int form) {
   return is_float4(form) ? FLOAT4_OFFSET : form == SIGNED8 ? 128 : form == SIGNED4 ? 8 : 0;
 }
 
+/* The codes of input `i` less their middle, of a block. */
+INLINE i32v column_of(const uint8_t *codes, int64_t i, int form) {
+  const int bits = form == SIGNED8 ? 8 : 4, in_word = 32 / bits;
+  i32v words;
+  memcpy(&words, codes + i / in_word * (int64_t)sizeof words, sizeof words);
+  words = words >> (int)(8 * (i % 4) + (i % in_word >= 4 ? 4 : 0)) & ((1 << bits) - 1);
+  if (is_float4(form)) words = (i32v)decode_float4((u8x4v)words) & 255;
+  return words - middle_of(form);
+}
+
 INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *total, float *y,
                          int64_t rows) {
   const int64_t start = block * LANES;
@@ -167,6 +178,32 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const uint8_t 
   store_totals(w, block, total, y, rows);
 }
 
+/* Adds the products of the inputs that are apart to outputs that are stored; `codes`: those of the
+ * block. */
+static void add_apart(const IntegerWeight *w, int64_t block, const uint8_t *codes,
+                      const QuantizedRows *x, float *y, int64_t rows, int form) {
+  const int64_t groups = w->width_in / w->group_size, most = most_apart(w->width_in);
+  const int64_t start = block * LANES, left = w->width_out - start, count = left < LANES ? left : LANES;
+  for (int64_t r = 0; r < rows; r++) {
+    float *to = y + r * w->width_out + start;
+    f32v total = splat(0.0f);
+    for (int64_t i = 0; i < x->num_apart[r]; i++) {
+      ApartInput each = x->apart[r * most + i];
+      int32_t one = 1; /* an input's code, and its value is the scale */
+      const QuantizedRows alone = {.scales = &each.value, .sums = &one};
+      const Factors by = load_factors(w, block * groups + each.input / w->group_size, form);
+      total = add_group(total, column_of(codes, each.input, form), &by, &alone, 0, form);
+    }
+    if (w->factors) total *= load(w->factors + block * LANES);
+    if (x->num_apart[r]) store_part(to, load_part(to, count, 0.0f) + total, count);
+  }
+}
+INLINE int has_apart(const QuantizedRows *x, int64_t rows) {
+  int32_t found = 0;
+  for (int64_t r = 0; r < rows; r++) found |= x->num_apart[r];
+  return found != 0;
+}
+
 INLINE void multiply(const IntegerWeight *w, int64_t block, const uint8_t *codes,
                      const QuantizedRows *x, float *y, int64_t rows, int form) {
   switch (rows) {
@@ -179,6 +216,7 @@ INLINE void multiply(const IntegerWeight *w, int64_t block, const uint8_t *codes
     case 7: multiply_block(w, block, codes, x, y, 7, form); break;
     default: multiply_block(w, block, codes, x, y, TILE, form); break;
   }
+  if (has_apart(x, rows)) add_apart(w, block, codes, x, y, rows, form);
 }
 
 #if HAS_TILES
@@ -190,6 +228,7 @@ INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8
   const int64_t group_words = w->group_size / 4, groups = w->width_in / w->group_size;
   const int64_t words = group_words % TILE_ROWS == 0 ? TILE_ROWS : 4; /* of a tile: its depth */
   const int bits = form == SIGNED8 ? 8 : 4, middle = middle_of(form);
+  const uint8_t *const start = codes;
   f32v total[TILES * TILE_ROWS];
   for (int64_t r = 0; r < count * rows; r++) total[r] = splat(0.0f);
   shape_tiles(rows, words);
@@ -221,6 +260,9 @@ INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8
                                         at, form);
   }
   store_totals(w, block, total, y, count * rows);
+  for (int64_t t = 0; t < count; t++)
+    if (has_apart(x + t, rows))
+      add_apart(w, block, start, x + t, y + t * rows * w->width_out, rows, form);
 }
 #endif
 
@@ -288,7 +330,8 @@ INLINE void multiply_panel(const IntegerWeight *w, int64_t block, char *memory, 
 
 static int64_t panel_rows(const IntegerWeight *w, int64_t num_rows) {
   const int64_t most = tile_rows(num_rows);
-  const int64_t rows = PANEL_BYTES / integer_row_bytes(w) / most * most;
+  const int64_t bytes = codes_bytes(w->width_in, w->width_in / w->group_size);
+  const int64_t rows = PANEL_BYTES / bytes / most * most;
   if (rows < most) return num_rows < most ? num_rows : most;
   return num_rows < rows ? num_rows : rows;
 }
