@@ -9,6 +9,7 @@ from torch import Tensor
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables
+from localllm.model.key_means import NUM_WINDOWS, WINDOW, window_starts
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm_kernels.attention.four_bits import NUM_MEANS, KeyCoding, key_factors
 from localllm_kernels.attention.kv_cache import KVCache
@@ -16,9 +17,7 @@ from localllm_kernels.recurrence.state_cache import StateSlots
 
 # The model writes this many windows of so many tokens. Random tokens would have it attend as it
 # never does: the loss with their codings was twice as large.
-_WINDOWS, _LENGTH, _BLOCK_SIZE = 8, 128, 16
-# Positions that the windows are spread over: keys turn with them, and their means with the keys.
-_MOST_POSITIONS = 8192
+_WINDOWS, _LENGTH, _BLOCK_SIZE = NUM_WINDOWS, WINDOW, 16
 _SEED = 0
 # Rounds in which means move to the middle of what is nearest to them.
 _ROUNDS = 20
@@ -44,9 +43,8 @@ def find_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     listening = replace(
         model, fused=None, ops=replace(model.ops, paged_attention=seen.listen(model))
     )
-    span = max(0, min(model.ropes.num_positions, _MOST_POSITIONS) - _LENGTH)
-    # Most conversations are short, so each window starts twice as far from the first as the last.
-    starts = [0, *(span >> halvings for halvings in reversed(range(_WINDOWS - 1)))]
+    # Keys turn with their positions, and their means with the keys.
+    starts = window_starts(model.ropes.num_positions)
     listening.forward(_batch(ids, starts, 0, len(groups)), kv_cache)
     return tuple(
         _coding(

@@ -8,6 +8,7 @@ from localllm.engine.loaded_decoder import LoadedDecoder
 from localllm.engine.memory import slot_sizes
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.thread_count import ThreadCount
+from localllm.model.key_means import key_means
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.schedule.runner import HeadRunner
 from localllm.schedule.scheduler import SchedulerConfig
@@ -26,6 +27,7 @@ def allocate(
         slot_sizes(loaded.model.architecture, config),
         turns_keys=loaded.model.ops.traits.turns_keys,
         codings=loaded.codings,
+        key_means=key_means(loaded.model, loaded.kv_dtype),
     )
 
 

@@ -24,7 +24,7 @@ def scheduler_config(
     parts = (
         weights_id,
         loaded.dtype,
-        loaded.kv_dtype,
+        f"{loaded.kv_dtype}, keys less their means",
         config.block_size,
         *architecture.ropes,
         *(group.state for group in architecture.recurrent_groups),

@@ -8,6 +8,7 @@ from torch import Tensor
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables
+from localllm.model.key_means import key_means
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm_kernels.attention.four_bits import KeyCoding
 from localllm_kernels.recurrence.state_cache import StateSlots
@@ -44,6 +45,7 @@ class WindowScorer:
             SlotSizes(1),
             turns_keys=model.ops.traits.turns_keys,
             codings=codings,
+            key_means=key_means(model, dtype),
         )
 
     @torch.inference_mode()

@@ -58,10 +58,11 @@ class PagedKVCache:
         *,
         turns_keys: bool = False,
         codings: Sequence[KeyCoding] = (),
+        key_means: Sequence[Tensor | None] = (),
     ) -> "PagedKVCache":
         """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences;
-        `turns_keys`: see Traits; `codings`: of each group's keys in 4 bits, with a first dimension
-        of layers.
+        `turns_keys`: see Traits; `codings`: of each group's keys in 4 bits, `key_means`: of those
+        in 8 bits, see key_means.py, both with a first dimension of layers.
         """
         groups = architecture.cache_groups
         stacks = tuple(
@@ -72,6 +73,7 @@ class PagedKVCache:
                 values_are_keys=group.state.values_are_keys,
                 turns_keys=turns_keys,
                 coding=codings[i] if codings else None,
+                key_means=key_means[i] if key_means else None,
             )
             for i, (group, count) in enumerate(zip(groups, num_blocks, strict=True))
         )
@@ -155,8 +157,10 @@ def empty_cache(
     values_are_keys: bool = False,
     turns_keys: bool = False,
     coding: KeyCoding | None = None,
+    key_means: Tensor | None = None,
 ) -> KVCache:
-    """Zeroed keys and values, with scales if they are codes; `coding`: of those in 4 bits.
+    """Zeroed keys and values, with scales if they are codes; `coding`: of those in 4
+    bits; `key_means`: see KVCache.
 
     `shape`: (layers,) blocks, key/value heads, block size, head width; `values_are_keys`: both are
     the same tensors, which are never turned.
@@ -170,7 +174,7 @@ def empty_cache(
         return KVCache(stored[0], stored[-1], is_turned=is_turned)
     of_scales = torch.bfloat16 if dtype == FOUR_BITS else torch.float32
     scales = [_zeros(shape[:-1], of_scales, device) for _ in range(count)]
-    return KVCache(stored[0], stored[-1], scales[0], scales[-1], is_turned, coding)
+    return KVCache(stored[0], stored[-1], scales[0], scales[-1], is_turned, coding, key_means)
 
 
 def _recurrent_caches(

@@ -145,10 +145,12 @@ def test_rotary_and_the_kv_write(
     norms = torch.randn(2, head_dim).unbind() if has_norms else (None, None)
     slots = torch.tensor([17, 43, -1, 30])  # the third row and the fifth are padding
     shape = (1, 3, 2, 16, head_dim)
+    means = 3 * torch.randn(1, 2, head_dim) if dtype in CODE_LIMITS and not has_norms else None
     found, expected = [], []
     for run, results in ((ops.rotate_and_store, found), (rotate_and_store_reference, expected)):
         is_own = run == ops.rotate_and_store
-        cache = empty_cache(shape, dtype, CPU, turns_keys=is_turned and is_own).layer(0)
+        turns = is_turned and is_own
+        cache = empty_cache(shape, dtype, CPU, turns_keys=turns, key_means=means).layer(0)
         query = run(
             qkv,
             angles.cos(),

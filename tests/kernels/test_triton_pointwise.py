@@ -1,6 +1,7 @@
 """Norms, gate, rotation and the KV write under Triton's interpreter against their references."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,9 @@ def run_rotation(
     empty = empty_cache(shape, kv_dtype, torch.device("cpu")).layer(0)
     parts = (empty.key, empty.value, empty.key_scales, empty.value_scales)
     cache = KVCache(*(None if part is None else memory.guarded(part) for part in parts))
+    if kv_dtype == torch.int8:
+        means = 3 * torch.randn(2, head_dim, generator=generator)
+        cache = replace(cache, key_means=memory.guarded(means))
     query = operator(
         memory.guarded(qkv),
         memory.guarded(angles.cos()),

@@ -34,6 +34,8 @@ class KVCache:
 
     Scales: [num_blocks, num_kv_heads, block_size], float32, or bfloat16 in 4 bits; None where the
     values are plain. `coding`: of keys in 4 bits, whose last dimension is half of head_dim.
+    `key_means`: float32 [num_kv_heads, head_dim], which keys in 8 bits are stored without; no score
+    is compared with anything but those of other keys then.
 
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
     them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
@@ -49,6 +51,7 @@ class KVCache:
     value_scales: Tensor | None = None
     is_turned: bool = False
     coding: KeyCoding | None = None
+    key_means: Tensor | None = None
 
     @property
     def head_dim(self) -> int:
@@ -69,6 +72,7 @@ class KVCache:
             key_scales=None if self.key_scales is None else self.key_scales[index],
             value_scales=None if self.value_scales is None else self.value_scales[index],
             coding=None if self.coding is None else self.coding.layer(index),
+            key_means=None if self.key_means is None else self.key_means[index],
         )
 
     @property

@@ -51,6 +51,7 @@ def _rotate_and_store_kernel(
     value_ptr,
     key_scales_ptr,
     value_scales_ptr,
+    key_means_ptr,
     slots_ptr,
     num_stored,
     eps,
@@ -61,6 +62,7 @@ def _rotate_and_store_kernel(
     HAS_NORM: tl.constexpr,
     HAS_VALUES: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
+    HAS_MEANS: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -115,6 +117,9 @@ def _rotate_and_store_kernel(
         tl.store(at, turned.to(dtype), mask=inside)
     else:
         rounded = turned.to(dtype).to(tl.float32)
+        if HAS_MEANS:
+            means = key_means_ptr + (head - HEADS) * HEAD_DIM
+            rounded -= tl.load(means + columns, mask=inside, other=0.0)
         _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
 
 
@@ -146,6 +151,7 @@ def rotate_and_store(
         present(key_norm, qkv),
         query,
         *pointers,
+        present(None if cache is None else cache.key_means, qkv),
         slot_mapping,
         slot_mapping.shape[0],
         eps,
@@ -156,6 +162,7 @@ def rotate_and_store(
         HAS_NORM=query_norm is not None,
         HAS_VALUES=has_values,
         NORMS_VALUES=norms_values,
+        HAS_MEANS=cache is not None and cache.key_means is not None,
         KIND=KINDS["plain"] if cache is None else cache_kind(cache),
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
@@ -172,19 +179,21 @@ class _Example:
     head_dim: int = 128
     norm_type: torch.dtype = torch.bfloat16
     has_own_values: bool = True
+    has_means: bool = False
 
     def __call__(self, workspace: Workspace) -> None:
         kv_heads, bf16 = 8 if self.heads else 1, torch.bfloat16
         stored = kv_heads * (2 if self.has_own_values else 1)
         key = torch.empty(2, kv_heads, 16, self.head_dim, dtype=CODES.get(self.kind, bf16))
         scales = torch.empty(2, kv_heads, 16) if self.kind in CODES else None
+        means = torch.empty(kv_heads, self.head_dim) if self.has_means else None
         angles = torch.empty(1, self.head_dim // 2)
         norm = torch.empty(self.head_dim, dtype=self.norm_type) if self.heads else None
         rotate_and_store(
             torch.empty(1, self.heads + stored, self.head_dim, dtype=bf16),
             angles,
             angles,
-            KVCache(key, key, scales, scales),
+            KVCache(key, key, scales, scales, key_means=means),
             torch.zeros(1, dtype=torch.int64),
             query_norm=norm,
             key_norm=norm,
@@ -196,6 +205,7 @@ class _Example:
 
 def _spec(example: _Example) -> AotSpec:
     words = "" if example.norm_type == torch.bfloat16 else ", norms in float32"
+    words += ", keys less their means" if example.has_means else ""
     if example.heads:
         words += "" if example.has_own_values else ", keys as values"
     else:
@@ -210,6 +220,7 @@ def _spec(example: _Example) -> AotSpec:
 
 AOT_SPECS = [
     *(_spec(_Example(kind)) for kind in KINDS),
+    *(_spec(_Example(kind, has_means=True)) for kind in CODES),
     _spec(_Example(head_dim=256, norm_type=torch.float32)),
     _spec(_Example(head_dim=512, norm_type=torch.float32, has_own_values=False)),
     *(_spec(_Example(kind, heads=0, head_dim=576, has_own_values=False)) for kind in KINDS),

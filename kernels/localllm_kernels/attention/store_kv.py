@@ -30,6 +30,8 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
             plain = new_rows.reshape(-1, width)
             stored.view(-1, width).index_copy_(0, rows, plain.to(stored.dtype))
             continue
+        if stored is cache.key and cache.key_means is not None:
+            new_rows = new_rows.float() - cache.key_means
         codes, new_scales = coded_rows(
             new_rows, stored.dtype, cache.coding, are_keys=stored is cache.key
         )

@@ -176,6 +176,14 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
+    (
+        "attention/rotate_and_store_launch",
+        "_rotate_and_store_kernel int8 cache, keys less their means",
+    ): Figure(92, 0),
+    (
+        "attention/rotate_and_store_launch",
+        "_rotate_and_store_kernel fp8 cache, keys less their means",
+    ): Figure(100, 0),
     ("sampling/sample_launch", "_scan_kernel any filters"): Figure(
         158.0, 9, "the whole kernel, with noise and masses; no row needs both"
     ),

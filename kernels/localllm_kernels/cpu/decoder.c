@@ -51,8 +51,9 @@ static KVCache cache_of_layer(const Group *group, int64_t place) {
   }
   if (cache.key_means) {
     const int64_t numbers = place * cache.kv_heads * cache.head_dim;
-    cache.key_means += numbers * MEANS4, cache.key_factors += numbers;
-    cache.key_feedback += numbers * cache.head_dim;
+    cache.key_means += numbers * (cache.kind == KV_INT4 ? MEANS4 : 1);
+    if (cache.kind == KV_INT4)
+      cache.key_factors += numbers, cache.key_feedback += numbers * cache.head_dim;
   }
   return cache;
 }

@@ -73,7 +73,7 @@ typedef struct {
   void *key_scales, *value_scales; /* [blocks, kv_heads, block_size], or NULL: floats, of KV_INT4 in
                                       bfloat16 */
   const float *key_means, *key_factors; /* of KV_INT4, see four_bits.py: [kv_heads, MEANS4, head_dim],
-                                           [kv_heads, head_dim] */
+                                           [kv_heads, head_dim]; means in 8 bits: the latter, or NULL */
   const float *key_feedback;            /* [kv_heads, head_dim, head_dim] */
   int64_t kind, kv_heads, head_dim, block_size;
   int64_t is_turned; /* the keys of a block lie side by side */

@@ -65,7 +65,9 @@ def cache_struct(cache: KVCache) -> Structure:
     *_, kv_heads, block_size, _ = cache.key.shape
     tensors = cache.key, cache.value, cache.key_scales, cache.value_scales
     coding, kind = cache.coding, _KV_KINDS[cache.key.dtype]
-    coded = () if coding is None else (coding.means, coding.factors, coding.feedback)
+    coded: tuple[Tensor | None, ...] = (cache.key_means,)
+    if coding is not None:
+        coded = coding.means, coding.factors, coding.feedback
     pointers = [*map(pointer, (*tensors, *coded))]
     sizes = kv_heads, cache.head_dim, block_size
     return CKVCache(*pointers, *(None,) * (7 - len(pointers)), kind, *sizes, cache.is_turned)
