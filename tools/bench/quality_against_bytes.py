@@ -43,6 +43,8 @@ METHODS = {
 GGUF_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M")
 CACHES = ("bf16", "int8", "fp8", "int4")
 _DEPTH = "2048"
+# What pocket was trained with.
+_WINDOW = "512"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def quality(row: Row, args: argparse.Namespace) -> dict[str, float]:
     told = args.work / "text.txt"
     told.write_text("".join(path.read_text()[: args.chars] for path in args.text))
     command = [sys.executable, "-m", "localllm", "eval", str(row.copy), "--against", str(row.model)]
-    command += ["--text", str(told), "--ctx", "1024", "--dtype", "float32", "--json", *row.flags]
+    command += ["--text", str(told), "--ctx", _WINDOW, "--dtype", "float32", "--json", *row.flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
