@@ -11,7 +11,9 @@
 
 #include "common.h"
 
-#define APART 32 /* times the mean size of the others; the greatest of Gaussian numbers is at 3 to 5 */
+/* Times the mean size of the others that are not 0: 0 loses nothing, and gates leave many. The greatest
+ * of Gaussian numbers is at 3 to 5. */
+#define APART 32
 
 typedef struct {
   int32_t input;
@@ -43,16 +45,18 @@ INLINE int64_t quantized_bytes(int64_t width, int64_t groups) {
   return codes_bytes(width, groups) + 8 + (int64_t)sizeof(ApartInput) * most_apart(width);
 }
 
-/* The greatest size of a group's numbers; NaN is added to `poison` if anything is not finite, which no
- * code can express, and all sizes to `sum`. */
-INLINE float greatest(const float *values, int64_t size, f32v *poison, f32v *sum) {
-  f32v most = splat(0.0f);
-  for (int64_t i = 0; i < size; i += LANES) {
-    const f32v v = load(values + i), each = maxv(v, -v);
-    most = maxv(most, each);
-    *poison += v * 0.0f, *sum += each;
+typedef struct {
+  float most, sum, not_zero; /* sizes of numbers, and how many are not 0 */
+  float poison;              /* NaN if anything is not finite, which no code can express, else 0 */
+} Sizes;
+INLINE Sizes sizes_of(const float *values, int64_t count) {
+  f32v most = splat(0.0f), sum = splat(0.0f), not_zero = splat(0.0f), poison = splat(0.0f);
+  for (int64_t i = 0; i < count; i += LANES) {
+    const f32v v = load(values + i), size = maxv(v, -v);
+    most = maxv(most, size), sum += size, poison += v * 0.0f;
+    not_zero += selectv(v == splat(0.0f), splat(0.0f), splat(1.0f));
   }
-  return max_lanes(most);
+  return (Sizes){max_lanes(most), sum_lanes(sum), sum_lanes(not_zero), sum_lanes(poison)};
 }
 
 /* Moves the numbers above `limit` to `apart`, of which there are `count` of at most `most`; returns how
@@ -77,16 +81,14 @@ INLINE void quantize_row(const float *x, int64_t width, int64_t group_size,
   float own[group_size];
   for (int64_t group = 0; group * group_size < width; group++) {
     const float *values = x + group * group_size;
-    f32v poison = splat(0.0f), sum_of_sizes = splat(0.0f);
-    float most = greatest(values, group_size, &poison, &sum_of_sizes);
-    const float of_others = (sum_lanes(sum_of_sizes) - most) / (float)(group_size - 1);
-    const float limit = APART * of_others;
-    if (most > limit && count < most_here) {
+    Sizes sizes = sizes_of(values, group_size);
+    const float limit = APART * (sizes.sum - sizes.most) / (sizes.not_zero - 1.0f);
+    if (sizes.most > limit && count < most_here) {
       memcpy(own, values, sizeof own);
       count = move_apart(own, group * group_size, group_size, limit, apart, count, most_here);
-      values = own, most = greatest(values, group_size, &poison, &sum_of_sizes);
+      values = own, sizes = sizes_of(values, group_size);
     }
-    const float scale = most / 127.0f + sum_lanes(poison);
+    const float scale = sizes.most / 127.0f + sizes.poison;
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     int32_t *words = to->words + group * group_size / 4 * to->word_step + row * to->row_step;
     i32v sums = (i32v){0};
