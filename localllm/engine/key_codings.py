@@ -9,15 +9,13 @@ from torch import Tensor
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables
-from localllm.model.key_means import NUM_WINDOWS, WINDOW, window_starts
+from localllm.model.key_means import NUM_WINDOWS, WINDOW, window_positions
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm_kernels.attention.four_bits import NUM_MEANS, KeyCoding, key_factors
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.recurrence.state_cache import StateSlots
 
-# The model writes this many windows of so many tokens. Random tokens would have it attend as it
-# never does: the loss with their codings was twice as large.
-_WINDOWS, _LENGTH, _BLOCK_SIZE = NUM_WINDOWS, WINDOW, 16
+_BLOCK_SIZE = 16
 _SEED = 0
 # Rounds in which means move to the middle of what is nearest to them.
 _ROUNDS = 20
@@ -31,21 +29,21 @@ def find_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     groups = model.architecture.cache_groups
     kv_cache = PagedKVCache.allocate(
         model.architecture,
-        [1 + _WINDOWS * _LENGTH // _BLOCK_SIZE] * len(groups),
+        [1 + NUM_WINDOWS * WINDOW // _BLOCK_SIZE] * len(groups),
         _BLOCK_SIZE,
         model.embedding.row_dtype,
         model.embedding.device,
-        SlotSizes(_WINDOWS),
+        SlotSizes(NUM_WINDOWS),
     )
     ids = _written(model, kv_cache)
-    starts_of_texts = [_keys(stack)[:, :, ::_LENGTH].clone() for stack in kv_cache.stacks]
+    starts_of_texts = [_keys(stack)[:, :, ::WINDOW].clone() for stack in kv_cache.stacks]
     seen = _Queries()
     listening = replace(
         model, fused=None, ops=replace(model.ops, paged_attention=seen.listen(model))
     )
     # Keys turn with their positions, and their means with the keys.
-    starts = window_starts(model.ropes.num_positions)
-    listening.forward(_batch(ids, starts, 0, len(groups)), kv_cache)
+    positions = window_positions(model.ropes.num_positions)
+    listening.forward(_batch(ids, positions, 0, len(groups)), kv_cache)
     return tuple(
         _coding(
             firsts,
@@ -68,43 +66,42 @@ def plain_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
 
 
 def _written(model: DecoderModel, kv_cache: PagedKVCache) -> Tensor:
-    """Token ids that the model draws, one after another, int64 [_WINDOWS, _LENGTH], whose keys are
-    in the cache; random ones of a model that writes no text.
+    """Token ids that the model draws, one after another, whose keys are in the cache: int64
+    [NUM_WINDOWS, WINDOW]; random ones of a model that writes no text.
     """
     architecture, device = model.architecture, model.embedding.device
     generator = torch.Generator().manual_seed(_SEED)
-    vocab, count = architecture.vocab_size, 2 if architecture.writes_text else _LENGTH
-    ids = torch.randint(vocab, (_WINDOWS, count), generator=generator)
+    vocab, count = architecture.vocab_size, 2 if architecture.writes_text else WINDOW
+    ids = torch.randint(vocab, (NUM_WINDOWS, count), generator=generator)
     # A model that texts have begun with one token says nothing sensible without it.
     for start in architecture.start_token_ids[:1]:
         ids[:, 0] = min(start, vocab - 1)
+    positions = torch.arange(WINDOW).clamp(max=model.ropes.num_positions - 1)
     known = 0
     while True:
-        batch = _batch(ids[:, known:].to(device), [known] * _WINDOWS, known, len(kv_cache.stacks))
+        at = positions[known : ids.shape[1]].expand(NUM_WINDOWS, -1)
+        batch = _batch(ids[:, known:].to(device), at, known, len(kv_cache.stacks))
         hidden = model.forward(batch, kv_cache)
         known = ids.shape[1]
-        if known == _LENGTH:
+        if known == WINDOW:
             return ids.to(device)
-        last = hidden.view(_WINDOWS, -1, hidden.shape[-1])[:, -1].contiguous()
+        last = hidden.view(NUM_WINDOWS, -1, hidden.shape[-1])[:, -1].contiguous()
         chances = model.compute_logits(last).cpu().softmax(-1)
         ids = torch.cat((ids, torch.multinomial(chances, 1, generator=generator)), dim=1)
 
 
-def _batch(ids: Tensor, starts: list[int], known: int, num_groups: int) -> ForwardBatch:
-    """Tokens of all windows, [_WINDOWS, count], at positions from each window's start on, behind
-    `known` tokens.
-    """
+def _batch(ids: Tensor, positions: Tensor, known: int, num_groups: int) -> ForwardBatch:
+    """Tokens of all windows, [NUM_WINDOWS, count], at those positions, behind `known` tokens."""
     (windows, count), device = ids.shape, ids.device
-    blocks = torch.arange(windows * _LENGTH // _BLOCK_SIZE, dtype=torch.int32, device=device) + 1
+    blocks = torch.arange(windows * WINDOW // _BLOCK_SIZE, dtype=torch.int32, device=device) + 1
     within = torch.arange(known, known + count, device=device)
-    slots = torch.arange(windows, device=device)[:, None] * _LENGTH + within + _BLOCK_SIZE
+    slots = torch.arange(windows, device=device)[:, None] * WINDOW + within + _BLOCK_SIZE
     tables = GroupTables(slots.flatten(), blocks.view(windows, -1))
-    first = torch.tensor(starts, device=device)[:, None]
     edges = tuple(range(0, windows * count + 1, count))
     before, after = (known,) * windows, (known + count,) * windows
     return ForwardBatch(
         input_ids=ids.flatten(),
-        positions=(first + torch.arange(count, device=device)).flatten(),
+        positions=positions.flatten().to(device),
         tables=(tables,) * num_groups,
         cu_seqlens_q=torch.tensor(edges, dtype=torch.int32, device=device),
         seq_lens=torch.full((windows,), known + count, device=device),

@@ -18,12 +18,14 @@ NUM_WINDOWS, WINDOW = 8, 128
 _MOST_POSITIONS = 8192
 
 
-def window_starts(num_positions: int) -> list[int]:
-    """Where each window starts: most conversations are short, so twice as far from the first as
-    the one before.
+def window_positions(num_positions: int) -> Tensor:
+    """The positions of each window, int64 [NUM_WINDOWS, WINDOW], all below `num_positions`: most
+    conversations are short, so each starts twice as far from the first as the one before.
     """
     span = max(0, min(num_positions, _MOST_POSITIONS) - WINDOW)
-    return [0, *(span >> halvings for halvings in reversed(range(NUM_WINDOWS - 1)))]
+    starts = [0, *(span >> halvings for halvings in reversed(range(NUM_WINDOWS - 1)))]
+    positions = torch.tensor(starts)[:, None] + torch.arange(WINDOW)
+    return positions.clamp(max=num_positions - 1)
 
 
 def key_means(model: DecoderModel, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
@@ -64,9 +66,7 @@ def _mean(block: Attention, model: DecoderModel) -> Tensor:
     shape = spec.num_kv_heads, spec.head_dim
     if not _has_means(spec):
         return torch.zeros(shape, device=embedding.device)
-    starts = torch.tensor(window_starts(model.ropes.num_positions), device=embedding.device)
-    positions = (starts[:, None] + torch.arange(WINDOW, device=embedding.device)).flatten()
-    positions = positions.clamp(max=model.ropes.num_positions - 1)
+    positions = window_positions(model.ropes.num_positions).flatten().to(embedding.device)
     width = spec.hidden_size if spec.linears.width_in is None else spec.linears.width_in
     nothing = torch.zeros(1, width, dtype=embedding.row_dtype, device=embedding.device)
     first = spec.num_heads * spec.head_dim

@@ -63,3 +63,14 @@ def test_other_weights_have_other_codings(
     loaded = [load(make_checkpoint("Qwen3ForCausalLM", rms_norm_eps=eps)) for eps in (1e-6, 1e-2)]
     assert len(searches) == 2
     assert not torch.equal(*(parts(each)[0] for each in loaded))
+
+
+def test_a_context_may_be_shorter_than_what_the_model_writes(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint("Qwen3ForCausalLM")
+    config = EngineConfig(
+        dtype="float32", max_num_seqs=1, kv_cache_dtype="int4", device="cpu", max_model_len=40
+    )
+    loaded = load_decoder(folder, read_architecture(folder), config)
+    assert all(part.isfinite().all() for part in parts(loaded))
