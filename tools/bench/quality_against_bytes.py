@@ -6,8 +6,8 @@
 MODEL: a checkpoint folder. Every method makes a copy of it in WORK; GGUF's types come from
 NAME.gguf in the folder of `--ggufs`, the same model unquantized. Each copy, and each type of cache,
 is compared with the model itself in float32. Speeds are of decoding, all rows of a table in turns;
-behind 2,048 tokens for caches. A stopped run goes on where it was; the tables are printed in the
-end.
+behind 1,024 tokens for caches, since `pocket` has 2,048 positions. A stopped run goes on where it
+was; the tables are printed in the end.
 """
 
 import argparse
@@ -42,7 +42,7 @@ METHODS = {
 }
 GGUF_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M")
 CACHES = ("bf16", "int8", "fp8", "int4")
-_DEPTH = "2048"
+_DEPTH = "1024"
 # What pocket was trained with.
 _WINDOW = "512"
 
@@ -130,7 +130,7 @@ def quality(row: Row, args: argparse.Namespace) -> dict[str, float]:
 def speed(row: Row, work: Path) -> float:
     """Tokens a second of decoding."""
     report, depth = work / "speed.json", _DEPTH if row.flags else "0"
-    tests = ["-p", "0", "-n", "48", "--depth", depth, "-r", "1", "-c", "4096", *row.flags]
+    tests = ["-p", "0", "-n", "48", "--depth", depth, "-r", "1", "-c", "2048", *row.flags]
     localllm("bench", str(row.copy), *tests, "--json", str(report))
     results = json.loads(report.read_text())["results"]
     return next(each["tokens_per_s"]["median"] for each in results if "tokens_per_s" in each)
