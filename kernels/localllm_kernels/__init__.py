@@ -92,6 +92,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         short_conv=own.short_conv,
         recurrence=own.recurrence,
         sigmoid_gate=own.sigmoid_gate,
+        best_ways=own.best_ways,
         linears=CpuLinears(library, team),
         build=f"{digest_of_sources()} {num_lanes(library)}{' in tiles' if in_tiles else ''}",
     )

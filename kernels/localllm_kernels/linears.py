@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.pointwise.gate import GateKind
+from localllm_kernels.trellis import BYTES, IN_BYTES
 
 Product = Callable[[Tensor], Tensor]
 
@@ -34,12 +35,12 @@ class CodedWeight:
     """A quantized weight as every library takes it, to pack it in its own way.
 
     `codes`: [out, in], of int4, mxfp4 and nvfp4 (e2m1) uint8 below 16, of int8 int8, of fp8
-    float8_e4m3fn; `scales`: [out, num_groups], one for a row of int8, of mxfp4 exponents in uint8
-    (e8m0), of nvfp4 float8_e4m3fn; with a `block` (outputs, inputs) one for each; `factors`: of
-    nvfp4 float32 [out], by which the scales are multiplied; `zeros`: as `scales`, None: 8
-    everywhere; `permutation`: int64 [in], the input that each column belongs to; `is_in_place`: the
-    codes are multiplied where they lie if the library can, since they are many, and few rows are
-    multiplied with them.
+    float8_e4m3fn, of trellis3 uint8 [out, 3 · in / 8], see trellis.py; `scales`: [out, num_groups],
+    one for a row of int8 and trellis3, of mxfp4 exponents in uint8 (e8m0), of nvfp4 float8_e4m3fn;
+    with a `block` (outputs, inputs) one for each; `factors`: of nvfp4 float32 [out], by which the
+    scales are multiplied; `zeros`: as `scales`, None: 8 everywhere; `permutation`: int64 [in], the
+    input that each column belongs to; `is_in_place`: the codes are multiplied where they lie if the
+    library can, since they are many, and few rows are multiplied with them.
     """
 
     kind: CodeKind
@@ -55,6 +56,8 @@ class CodedWeight:
     def layout(self) -> WeightLayout:
         """The layout, which decides the kernel."""
         width_in = self.codes.shape[1]
+        if self.kind == "trellis3":
+            width_in = width_in // BYTES * IN_BYTES
         group = width_in // self.scales.shape[1] if self.block is None else self.block[1]
         return WeightLayout(self.kind, width_in, group)
 

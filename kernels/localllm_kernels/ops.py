@@ -23,11 +23,13 @@ from localllm_kernels.recurrence.short_conv import short_conv_reference
 from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.sampling.row_maxima import row_maxima_reference
 from localllm_kernels.sampling.sample import SamplingRows
+from localllm_kernels.trellis_ways import best_ways_reference
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Every callable a decoder uses beyond matrix products and embedding look-ups.
+    """Every callable a decoder uses beyond matrix products and embedding look-ups, and one of
+    quantization.
 
     `choice`: which of them are left to torch after all; `build`: what the bits of their results
     depend on besides.
@@ -45,6 +47,7 @@ class Ops:
     short_conv: Callable[..., Tensor] = short_conv_reference
     sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = sigmoid_gate_reference
     recurrence: Callable[..., Tensor] = recurrence_reference
+    best_ways: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]] = best_ways_reference
     # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.

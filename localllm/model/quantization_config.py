@@ -14,8 +14,11 @@ from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.nvfp4 import GROUP_SIZE
 from localllm.model.packed.nvfp4_schemes import GgufNvfp4, ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.trellis_schemes import Trellis
 from localllm.model.quantization_fields import broken, check_quantization_fields, refused
 
+# The method of localllm's own formats; the rest is as compressed-tensors has it.
+OWN_FORMAT = "localllm"
 SchemesOf = Callable[[str], tuple[Scheme, ...]]
 # Layouts that say nothing about the files.
 _UNSAID = (None, "dense", "fakequant", "mixed-precision")
@@ -241,6 +244,8 @@ def _compressed_schemes(layout: Any, weights: Mapping[str, Any]) -> tuple[Scheme
         case "float", 4, "tensor_group" if stored_as("nvfp4-pack-quantized"):
             if _group_size(weights) == GROUP_SIZE:
                 return (PackedNvfp4(),)
+        case "trellis", 3, "channel":
+            return (Trellis(),)
         case "float", 8, "tensor" | "channel" if stored_as("float-quantized", "naive-quantized"):
             return (Fp8("weight_scale", None),)
         case "float", 8, "block" if stored_as("float-quantized", "naive-quantized"):
@@ -253,6 +258,7 @@ def _compressed_schemes(layout: Any, weights: Mapping[str, Any]) -> tuple[Scheme
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], SchemesOf]] = {
     "compressed-tensors": _read_compressed_tensors,
+    OWN_FORMAT: _read_compressed_tensors,
     "awq": _read_awq,
     "gptq": _read_gptq,
     "auto-round": _read_auto_round,

@@ -19,7 +19,7 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.model.weights import WeightSource
 from localllm_kernels.compiling.traits import WeightLayout
 
-WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4", "nvfp4", "mxfp4-experts"]
+WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4", "nvfp4", "trellis3", "mxfp4-experts"]
 WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
 # As gpt-oss is published: everything but the experts is bfloat16.
 _EXPERTS_ALONE = "mxfp4-experts"

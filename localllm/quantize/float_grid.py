@@ -48,9 +48,6 @@ class FloatGrid(Grid):
         stored = (self.scales * self.divisor).to(torch.float8_e4m3fn)
         return Nvfp4Weight(packed, stored, self.divisor.repeat(len(codes)))
 
-    def of_rows(self, rows: slice) -> "FloatGrid":
-        return FloatGrid(self.scales[rows], self.divisor)
-
     def where(self, condition: Tensor, other: "FloatGrid") -> "FloatGrid":
         return FloatGrid(torch.where(condition, self.scales, other.scales), self.divisor)
 

@@ -40,10 +40,6 @@ class Grid(ABC):
         """`codes` [out, in] as a weight."""
 
     @abstractmethod
-    def of_rows(self, rows: slice) -> Self:
-        """The grid of some outputs."""
-
-    @abstractmethod
     def where(self, condition: Tensor, other: Self) -> Self:
         """The groups of this grid where `condition`, bool [out, num_groups], holds; else others."""
 

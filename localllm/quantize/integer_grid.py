@@ -56,9 +56,6 @@ class IntegerGrid(Grid):
             None if self.symmetric else self.zeros.to(torch.uint8),
         )
 
-    def of_rows(self, rows: slice) -> "IntegerGrid":
-        return IntegerGrid(self.scales[rows], self.zeros[rows], self.symmetric)
-
     def where(self, condition: Tensor, other: "IntegerGrid") -> "IntegerGrid":
         scales = torch.where(condition, self.scales, other.scales)
         return IntegerGrid(scales, torch.where(condition, self.zeros, other.zeros), self.symmetric)

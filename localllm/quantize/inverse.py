@@ -14,7 +14,7 @@ _SMALL = 512
 
 @dataclass(frozen=True, slots=True)
 class DampedInverse:
-    """The inverse of the damped moments of inputs, which are in order of decreasing energy.
+    """The inverse of the damped moments of inputs, in order of decreasing energy or their own.
 
     `order`: int64 [in], the inputs; `factor`: float32 [in, in], the upper triangle U with
     Uᵀ·U = inverse, in that order.
@@ -24,9 +24,14 @@ class DampedInverse:
     factor: Tensor
 
     @classmethod
-    def of(cls, hessian: Tensor) -> "DampedInverse":
-        """Of `hessian`, float32 [in, in], the mean of x·xᵀ. Raises: ValueError if it has none."""
+    def of(cls, hessian: Tensor, *, is_ordered: bool = False) -> "DampedInverse":
+        """Of `hessian`, float32 [in, in], the mean of x·xᵀ; `is_ordered`: its own order stays.
+
+        Raises: ValueError if it has none.
+        """
         order = torch.argsort(hessian.diagonal(), descending=True)
+        if is_ordered:
+            order = torch.arange(len(hessian), device=hessian.device)
         # Turned around: with L·Lᵀ = turned moments, U is the inverse of L, turned back.
         turned = hessian[order.flip(0)][:, order.flip(0)]
         diagonal = turned.diagonal()

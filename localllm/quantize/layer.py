@@ -6,7 +6,7 @@ al. 2025, "GPTAQ"; here in closed form, before the rounding).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,17 +16,18 @@ from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup, Part
 from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import ExpertByExpert, HeadsTogether, Linear, Projection
 from localllm.model.norm import NormSpec
+from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.quantize.awq import search_scales
 from localllm.quantize.branches import Branches
-from localllm.quantize.gptq import round_columns
-from localllm.quantize.grid import Grid, fit_grid, relative_error
-from localllm.quantize.integer_grid import IntegerGrid
+from localllm.quantize.grid import relative_error
 from localllm.quantize.inverse import DampedInverse
 from localllm.quantize.moments import Moments
+from localllm.quantize.quantized_layer import QuantizedLayer
 from localllm.quantize.recipe import Recipe
+from localllm.quantize.rounding import round_towards, round_weight
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels.linears import Linears
 from localllm_kernels.pointwise.gate import GateKind
@@ -92,26 +93,6 @@ class TensorParts(Parts):
         return self.ropes.table(config, width)
 
 
-@dataclass(slots=True)
-class _Rounded:
-    grid: Grid
-    codes: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedLayer:
-    """A quantized layer: weights by linear, all other tensors by name, and the errors.
-
-    `errors`: for each linear, the squared error of its output over its squared output, or of its
-    weight where it saw too few rows; `rows`: the rows that an expert saw, by its last linear.
-    """
-
-    weights: Mapping[str, PackedWeight]
-    plain: dict[str, Tensor]
-    errors: dict[str, float]
-    rows: dict[str, int] = field(default_factory=dict)
-
-
 class LayerQuantizer:
     """Quantizes one layer while the calibration tokens pass through it.
 
@@ -131,7 +112,7 @@ class LayerQuantizer:
         self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
         self._original = plan.build(TensorParts.within(tensors, self._reference))
-        self._done: dict[str, _Rounded] = {}
+        self._done: dict[str, PackedWeight] = {}
         self._errors: dict[str, float] = {}
         self._rows: dict[str, int] = {}
 
@@ -156,7 +137,7 @@ class LayerQuantizer:
                 stream.add(self._current(i))
             reference.add(original)
         return QuantizedLayer(
-            {name: each.grid.weight(each.codes) for name, each in self._done.items()},
+            self._done,
             {
                 name: tensor
                 for name, tensor in self._tensors.items()
@@ -181,8 +162,7 @@ class LayerQuantizer:
         """Round to nearest: fitted to too few rows, a weight gets worse for others."""
         for name in group.names:
             weight = self._tensors[f"{name}.weight"]
-            grid = fit_grid(weight, self._recipe.grids)
-            self._done[name] = _Rounded(grid, grid.round(weight))
+            self._done[name] = round_weight(weight, self._recipe, self._stream.ops)
             self._errors[name] = relative_error(self._value(f"{name}.weight"), weight)
 
     def passed(self, written: Mapping[str, Tensor]) -> bool:
@@ -200,7 +180,7 @@ class LayerQuantizer:
 
     def _value(self, name: str) -> Tensor:
         done = self._done.get(name.removesuffix(".weight"))
-        return self._tensors[name] if done is None else done.grid.values(done.codes)
+        return self._tensors[name] if done is None else done.dequantize(torch.float32)
 
     def _values(self) -> dict[str, Tensor]:
         return {name: self._value(name) for name in self._tensors}
@@ -227,15 +207,14 @@ class LayerQuantizer:
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
             weight, hessian = weight * scales, hessian / torch.outer(scales, scales)
             inverse = DampedInverse.of(hessian) if retargets else None
-        grid = fit_grid(weight, recipe.grids, hessian)
-        codes = grid.round(weight) if inverse is None else round_columns(weight, inverse, grid)
-        error = weight - grid.values(codes)
+        rounded = round_towards(weight, recipe, hessian, inverse, self._stream.ops)
+        error = weight - rounded.dequantize(torch.float32)
         lost = ((error @ hessian) * error).sum(1)
         power = ((weight @ hessian) * weight).sum(1)
         start = 0
         for name, size in zip(names, sizes, strict=True):
-            rows = slice(start, start + size)
-            self._done[name] = _Rounded(grid.of_rows(rows), codes[rows])
+            rows = torch.arange(start, start + size, device=weight.device)
+            self._done[name] = rounded.take_rows(rows)
             self._errors[name] = float(lost[rows].sum() / power[rows].sum().clamp(min=1e-30))
             start += size
 
@@ -285,10 +264,10 @@ class LayerQuantizer:
         """Divide outputs of a quantized linear, by its groups' scales."""
         done, name = self._done[rows.linear], f"{rows.linear}.bias"
         part = slice(rows.first, rows.first + len(divisors))
-        assert isinstance(done.grid, IntegerGrid)
-        scales = done.grid.scales.clone()
-        scales[part] = (scales[part] / divisors[:, None]).bfloat16().float()
-        self._done[rows.linear] = _Rounded(replace(done.grid, scales=scales), done.codes)
+        assert isinstance(done, Int4Weight)
+        scales = done.scales.clone()
+        scales[part] = (scales[part].float() / divisors[:, None]).bfloat16()
+        self._done[rows.linear] = replace(done, scales=scales)
         if name in self._tensors:
             bias = self._tensors[name].clone()
             bias[part] = (bias[part] / divisors).to(self._stored_dtype).float()

@@ -13,7 +13,7 @@ from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.scheme import Scheme
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.weight_check import WeightMap
-from localllm.quantize.layer import QuantizedLayer
+from localllm.quantize.quantized_layer import QuantizedLayer
 from localllm.quantize.work_folder import WorkFolder
 
 

@@ -14,11 +14,13 @@ from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
 from localllm.model.packed.mxfp4_schemes import PackedMxfp4
 from localllm.model.packed.nvfp4_schemes import PackedNvfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.trellis_schemes import Trellis
+from localllm.model.quantization_config import OWN_FORMAT
 from localllm.quantize.float_grid import PowerGrids, ScaledGrids
 from localllm.quantize.grid import GridKind
 from localllm.quantize.integer_grid import IntegerGrids
 
-Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4"]
+Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4", "trellis"]
 METHODS: tuple[Method, ...] = get_args(Method)
 FileFormat = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 FILE_FORMATS: tuple[FileFormat, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
@@ -34,12 +36,13 @@ _LAYOUTS = {
     "fp8": "float-quantized",
     "mxfp4": "mxfp4-pack-quantized",
     "nvfp4": "nvfp4-pack-quantized",
+    "trellis": "trellis",
 }
 # Methods that round without regard to inputs, those whose weights are not int4, and what the
 # scales of 4-bit floats are.
 _PLAIN = ("rtn", "int8", "fp8")
 _FLOATS = {"mxfp4": "a power of two for each 32", "nvfp4": "a float of 8 bits for each 16"}
-_NOT_INT4 = ("int8", "fp8", *_FLOATS)
+_NOT_INT4 = ("int8", "fp8", "trellis", *_FLOATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Recipe:
     @property
     def feeds_back(self) -> bool:
         """Whether the error of each rounded input is fed back to those after it, as GPTQ does."""
-        return "gptq" in self.method or self.method in _FLOATS
+        return "gptq" in self.method or self.method in ("trellis", *_FLOATS)
 
     @property
     def grids(self) -> GridKind:
@@ -135,10 +138,18 @@ class Recipe:
         """A short description."""
         if self.method in _FLOATS:
             return f"{self.method}, {_FLOATS[self.method]}"
+        if self.method == "trellis":
+            return "trellis, 3 bits, a scale per row"
         if not self.is_int4:
             return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale per row'}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         return f"{self.method}, 4 bits, groups of {self.group_size}, {kind}"
+
+    @property
+    def format_name(self) -> str:
+        """What reports call the file format."""
+        own = self.method == "trellis"
+        return "localllm's own format" if own else f"the {self.file_format} format"
 
     @property
     def scheme(self) -> Scheme:
@@ -149,6 +160,8 @@ class Recipe:
             return PackedMxfp4()
         if self.method == "nvfp4":
             return PackedNvfp4()
+        if self.method == "trellis":
+            return Trellis()
         if self.method == "fp8":
             by_block = self.file_format == "fp8"
             return Fp8("weight_scale_inv", FP8_BLOCK) if by_block else Fp8("weight_scale", None)
@@ -226,7 +239,7 @@ class Recipe:
             parts = [{**part, "format": own} for part, own in zip(parts, layouts, strict=True)]
         groups = {f"group_{i}": part for i, part in enumerate(parts)}
         return {
-            "quant_method": "compressed-tensors",
+            "quant_method": OWN_FORMAT if self.method == "trellis" else "compressed-tensors",
             "format": "mixed-precision" if is_mixed else layout,
             "quantization_status": "compressed",
             "config_groups": groups,
@@ -246,6 +259,8 @@ class Recipe:
         if self.method == "nvfp4":
             weights = _weights(4, "float", "tensor_group", nvfp4.GROUP_SIZE, True)
             return _group(["Linear"], {**weights, "scale_dtype": "torch.float8_e4m3fn"})
+        if self.method == "trellis":
+            return _group(["Linear"], _weights(3, "trellis", "channel", None, True))
         # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)

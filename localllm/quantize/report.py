@@ -159,8 +159,7 @@ def _as_markdown(outcome: Outcome) -> str:
     lines = [
         f"# {outcome.out.name}",
         "",
-        f"`{outcome.source}`, quantized by localllm: {recipe.summary}, "
-        f"in the {recipe.file_format} format.",
+        f"`{outcome.source}`, quantized by localllm: {recipe.summary}, in {recipe.format_name}.",
         "",
         "| | source | result |",
         "|---|---|---|",

@@ -23,6 +23,7 @@ from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, TABLE, layer_name
 from localllm.model.found_head import FoundHead
+from localllm.model.layer import LayerPlan
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
@@ -32,7 +33,7 @@ from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.ends import mean_moments, round_to_int4, round_to_int8
 from localllm.quantize.gguf_source import PAIRED
-from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
+from localllm.quantize.layer import LayerQuantizer, TensorParts
 from localllm.quantize.layer_files import (
     exact_vectors,
     part_name,
@@ -42,6 +43,7 @@ from localllm.quantize.layer_files import (
     write_layer,
 )
 from localllm.quantize.proof import compare, compare_speeds
+from localllm.quantize.quantized_layer import QuantizedLayer
 from localllm.quantize.recipe import EndFormat, Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_layer
@@ -154,7 +156,7 @@ class _Job:
                     streams = stream, reference
                 elif not self._work.has(part_name(i)):
                     self._write_layer(
-                        i, round_layer(self._read_layer(reader, i), self._plans[i], self._recipe)
+                        i, self._rounded_layer(self._read_layer(reader, i), self._plans[i])
                     )
                 errors: dict[str, float] = self._work.notes(part_name(i))["errors"]
                 worst = max(errors, key=errors.__getitem__)
@@ -246,7 +248,7 @@ class _Job:
         cpu = torch.device("cpu")
         with open_weights(head.weights, torch.float32, cpu) as reader:
             own = {name: reader.read(f"{prefix}{name}") for name in plan.tensors()}
-        layer, dtype = round_layer(own, plan, self._recipe), self._stored_dtype
+        layer, dtype = self._rounded_layer(own, plan), self._stored_dtype
         exact = exact_vectors(head.weights, 0, plan)
         stored = stored_layer(prefix, layer, self._recipe.scheme, dtype, exact)
         with open_source(head.weights) as source:
@@ -352,6 +354,9 @@ class _Job:
                 reader, self._source.architecture, windows, ropes, float32_ops(self._device)
             )
         return stream, stream.copy()
+
+    def _rounded_layer(self, tensors: Mapping[str, Tensor], plan: LayerPlan) -> QuantizedLayer:
+        return round_layer(tensors, plan, self._recipe, float32_ops(self._device))
 
     def _read_layer(self, reader: WeightReader, index: int) -> dict[str, Tensor]:
         names = self._plans[index].tensors()

@@ -189,6 +189,8 @@ def test_without_a_folder_it_goes_to_the_cache(
     ("flags", "word"),
     [
         (("--bits", "8"), "4 bits"),
+        (("--bits", "3", "--method", "awq"), "4 bits"),
+        (("--bits", "4", "--method", "trellis"), "3 bits"),
         (("--head", "int2"), "keep, int8 or int4"),
         (("--embedding", "int4"), "keep or int8"),
         (("--format", "gptq", "--head", "int4"), "cannot hold a quantized head"),

@@ -108,6 +108,7 @@ def test_products_have_the_same_bits_on_arm(
         CodedWeight("int8", codes.to(torch.int8), scales[:, :1], is_in_place=True),
         CodedWeight("mxfp4", codes, torch.randint(100, 140, (48, 8), dtype=torch.uint8)),
         CodedWeight("nvfp4", codes, random_e4m3(48, 16), factors=torch.rand(48)),
+        CodedWeight("trellis3", codes[:, :96] * 17, torch.rand(48, 1)),
         *(random_blocks(name, 48, 256).coded() for name in sorted(C_BLOCKS)),
     ]
     for weight in weights:

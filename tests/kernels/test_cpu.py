@@ -18,6 +18,8 @@ from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import Mxfp4Weight
 from localllm.model.packed.nvfp4 import Nvfp4Weight
+from localllm.model.packed.table import PACKED_TYPES
+from localllm.model.packed.trellis import TrellisWeight
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.paged_kv_cache import empty_cache
 from localllm.quantize.rounding import round_fp8
@@ -37,6 +39,7 @@ from localllm_kernels.pointwise.gate import GATE_KINDS, gate_reference
 from localllm_kernels.pointwise.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.sampling.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.sampling.row_maxima import row_maxima_reference
+from localllm_kernels.trellis import rotated, signs
 
 CPU = torch.device("cpu")
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
@@ -447,6 +450,21 @@ def test_nvfp4(linears: CpuLinears, width_out: int, width_in: int) -> None:
     assert_rows_alone(product, x)
 
 
+@pytest.mark.parametrize(("width_out", "width_in"), [(3, 64), (40, 256), (65, 176), (20, 5120)])
+def test_trellis3(linears: CpuLinears, width_out: int, width_in: int) -> None:
+    weight = PACKED_TYPES["trellis3"].draw((width_out, width_in), torch.Generator())
+    assert isinstance(weight, TrellisWeight)
+    bias, by, x = torch.randn(width_out), signs(width_in), torch.randn(21, width_in)
+    product = linears.packed(weight.coded(), bias, torch.bfloat16)
+    group = next(size for size in (128, 64, 32, 16) if width_in % size == 0)
+    values = weight.steps() * weight.scales[:, None]
+    expected = F.linear(rounded_rows(rotated(x, by), group), values, bias)
+    assert (product(x) - expected).norm() / expected.norm() < 1e-3
+    whole = F.linear(x, weight.dequantize(torch.float32), bias)
+    assert (product(x) - whole).norm() / whole.norm() < 0.01
+    assert_rows_alone(product, x)
+
+
 @pytest.mark.parametrize(
     ("width_out", "width_in", "block"),
     [
@@ -544,13 +562,16 @@ def test_all_instruction_sets_give_the_same_bits(
     scales, zeros = torch.rand(48, 4).bfloat16(), torch.randint(16, (48, 4), dtype=torch.uint8)
     int8_codes = torch.randint(-128, 128, (48, 256), dtype=torch.int8)
     nvfp4 = CodedWeight("nvfp4", codes, random_e4m3(48, 16), factors=torch.rand(48))
+    trellis3 = CodedWeight("trellis3", codes[:, :96] * 17, torch.rand(48, 1))
     in_blocks = [random_blocks(name, 48, 256) for name in sorted(C_BLOCKS)]
     x = torch.randn(9, 256)
     found = []
     words = tmp_path / "words.h"
     words.write_text(PRODUCTS_IN_WORDS)
     with_words = ("-mno-avx512f", "-include", str(words))
-    for i, lacking in enumerate(((), ("-mno-avx512f",), with_words, ("-mno-avx2",))):
+    for i, lacking in enumerate(
+        ((), ("-mno-avx512vbmi",), ("-mno-avx512f",), with_words, ("-mno-avx2",))
+    ):
         linears = CpuLinears(load_library(cache_folder("kernels")), Team())
         if lacking:
             folder = tmp_path / str(i)
@@ -565,6 +586,7 @@ def test_all_instruction_sets_give_the_same_bits(
             CodedWeight("int8", int8_codes, scales[:, :1]),
             CodedWeight("int8", int8_codes, scales[:, :1], is_in_place=True),
             nvfp4,
+            trellis3,
         )
         blocks = [each.coded() for each in in_blocks]
         products = [linears.packed(each, None, torch.bfloat16) for each in (*weights, *blocks)]

@@ -109,6 +109,7 @@ def coded_weights() -> list[CodedWeight]:
         CodedWeight("int8", torch.randint(-128, 128, (45, 384), dtype=torch.int8), scales[:, :1]),
         CodedWeight("mxfp4", codes, torch.randint(100, 140, (45, 12), dtype=torch.uint8)),
         CodedWeight("nvfp4", codes, random_e4m3(45, 24), factors=torch.rand(45)),
+        CodedWeight("trellis3", codes[:, :144] * 17, torch.rand(45, 1)),
     ]
 
 

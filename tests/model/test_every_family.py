@@ -37,7 +37,7 @@ from localllm.quantize.source import CheckedFolder
 from localllm_kernels import TORCH_OPS
 
 CPU = torch.device("cpu")
-TEXT = " ".join(f"The square of {n} is {n * n}." for n in range(100))
+TEXT = " ".join(f"The square of {n} is {n * n}." for n in range(200))
 FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "awq": GOLDEN["awq"],
     "gptq act-order": GOLDEN["gptq act-order"],

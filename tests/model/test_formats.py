@@ -38,6 +38,8 @@ from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.table import PACKED_TYPES
+from localllm.model.packed.trellis_schemes import Trellis
 from localllm.model.quantization_config import read_quantization
 
 OUT, IN = 48, 128
@@ -115,6 +117,7 @@ SCHEMES: list[tuple[Scheme, Any]] = [
     (BlocksMxfp4(), random_mxfp4()),
     (PackedNvfp4(), random_nvfp4()),
     (ModelOptNvfp4(), random_nvfp4(512.0)),
+    (Trellis(), PACKED_TYPES["trellis3"].draw((OUT, IN), torch.Generator())),
     (Fp8("weight_scale", None), random_fp8((OUT, 1), (1, IN))),
     (Fp8("weight_scale_inv", (32, 128)), random_fp8((2, 1), (32, 128))),
 ]

@@ -40,6 +40,7 @@ FORMS = {
     "int8": (torch.bfloat16, Recipe("int8")),
     "mxfp4": (torch.bfloat16, Recipe("mxfp4")),
     "nvfp4": (torch.bfloat16, Recipe("nvfp4")),
+    "trellis": (torch.bfloat16, Recipe("trellis")),
     "fp8": (torch.bfloat16, Recipe("fp8")),
 }
 FAMILIES = {

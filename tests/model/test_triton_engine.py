@@ -68,13 +68,15 @@ def generate(
         pytest.param("Qwen3MoeForCausalLM", None, INT4, None, marks=pytest.mark.slow),
         pytest.param("Qwen3MoeForCausalLM", None, Recipe("mxfp4"), None, marks=pytest.mark.slow),
         pytest.param("Qwen3ForCausalLM", None, Recipe("nvfp4"), None, marks=pytest.mark.slow),
+        pytest.param("Qwen3ForCausalLM", None, Recipe("trellis"), None, marks=pytest.mark.slow),
+        pytest.param("Qwen3MoeForCausalLM", None, Recipe("trellis"), None, marks=pytest.mark.slow),
         ("Glm4MoeLiteForCausalLM", None, None, None),
         pytest.param("DeepseekV3ForCausalLM", None, INT4, torch.int8, marks=pytest.mark.slow),
     ],
     ids=[
         *("plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"),
         *("keys of other layers", "caps, int8 cache", "sinks"),
-        *("experts", "int4 experts", "mxfp4 experts", "nvfp4"),
+        *("experts", "int4 experts", "mxfp4 experts", "nvfp4", "trellis", "trellis experts"),
         *("latent attention", "int4 latent attention, rows in 8 bits"),
     ],
 )

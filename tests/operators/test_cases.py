@@ -76,6 +76,7 @@ def test_attention_reads_what_its_window_shows() -> None:
         ("fp8", 96 * 256 + 96 * 4),
         ("mxfp4", 96 * 256 // 2 + 96 * 256 // 32),
         ("nvfp4", 96 * 256 // 2 + 96 * 256 // 16 + 96 * 4),
+        ("trellis3", 96 * 256 // 8 * 3 + 96 * 4),
     ],
 )
 def test_products_read_their_weights_once(kind: str, stored: int) -> None:

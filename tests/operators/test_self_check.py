@@ -456,6 +456,7 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
         Piece.FP8: CodedWeight("fp8", codes.view(torch.float8_e4m3fn), scales, block=(1, 64)),
         Piece.MXFP4: CodedWeight("mxfp4", codes, codes[:, ::32]),
         Piece.NVFP4: CodedWeight("nvfp4", codes, random_e4m3(16, 4), factors=torch.ones(16)),
+        Piece.TRELLIS3: CodedWeight("trellis3", codes[:, :24], scales),
         Piece.BLOCKS: random_blocks("Q5_0", 16, 64).coded(),
     }
     for kind, weight in weights.items():

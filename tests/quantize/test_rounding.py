@@ -9,6 +9,7 @@ from torch import Tensor
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import VALUES
 from localllm.model.packed.nvfp4 import Nvfp4Weight
+from localllm.model.packed.trellis import TrellisWeight
 from localllm.quantize.awq import NUM_OUTPUTS, normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
@@ -16,6 +17,7 @@ from localllm.quantize.integer_grid import IntegerGrids
 from localllm.quantize.inverse import DAMPING, DampedInverse
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.rounding import round_fp8, round_weight
+from localllm.quantize.trellis import round_trellis
 
 OUT, IN, GROUP = 24, 96, 32
 
@@ -265,6 +267,26 @@ def test_floats_lose_less_with_the_error_fed_back(method: Any) -> None:
     codes = round_columns(weight, DampedInverse.of(hessian), grid)
     assert lost(weight, grid.values(codes), hessian) < 0.75 * lost(weight, nearest, hessian)
     assert torch.equal(grid.weight(codes).dequantize(torch.float32), grid.values(codes))
+
+
+def test_a_trellis_of_3_bits_loses_less_with_the_error_fed_back() -> None:
+    """About as much as its distance from the whole numbers of 4 bits, without scales of groups."""
+    weight, hessian = weight_and_hessian()
+    weight[2] = 0
+    recipe = Recipe("trellis")
+    nearest = round_weight(weight, recipe).dequantize(torch.float32)
+    found = round_trellis(weight, hessian)
+    fed_back = found.dequantize(torch.float32)
+    assert lost(weight, fed_back, hessian) < 0.75 * lost(weight, nearest, hessian)
+    assert (nearest - weight).norm() < 0.16 * weight.norm()
+    assert (nearest[2] == 0).all()
+    assert (fed_back[2] == 0).all()
+    # No other scale of a row is better.
+    for factor in (0.99, 1.01):
+        other = TrellisWeight(found.codes, found.scales * factor).dequantize(torch.float32)
+        errors = ((each - weight) for each in (fed_back, other))
+        own, others = (((e @ hessian) * e).sum(1) for e in errors)
+        assert (own <= others).all()
 
 
 def test_int8_and_fp8_are_near() -> None:

@@ -95,6 +95,7 @@ RECIPES = [
     Recipe("fp8"),
     Recipe("mxfp4"),
     Recipe("nvfp4", embedding="int8", head="int8"),
+    Recipe("trellis", embedding="int8", head="int8"),
     Recipe("fp8", file_format="fp8"),
     Recipe("rtn", 32, head="int8"),
     Recipe("gptq", 32, embedding="int8", head="int4"),
@@ -408,6 +409,7 @@ def test_parts_that_do_not_go_together(fields: dict[str, Any]) -> None:
     [
         (Recipe("rtn"), 0, "--method gptq"),
         (Recipe("nvfp4"), 1000, "--method gptq"),
+        (Recipe("trellis"), 1000, "--method gptq"),
         (Recipe("gptq"), 4, "more --calib-samples (256 tokens are few)"),
         (Recipe("gptq"), 1000, "--group-size 32"),
         (Recipe("awq", 32), 1000, "--method int8"),

@@ -39,6 +39,7 @@ METHODS = {
     "rtn, 4 bits": ["--method", "rtn"],
     "mxfp4": ["--method", "mxfp4"],
     "nvfp4": ["--method", "nvfp4"],
+    "trellis, 3 bits": ["--bits", "3"],
 }
 GGUF_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M")
 CACHES = ("bf16", "int8", "fp8", "int4")

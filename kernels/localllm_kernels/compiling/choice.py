@@ -17,6 +17,7 @@ class Piece(StrEnum):
     FP8 = "fp8 products"
     MXFP4 = "mxfp4 products"
     NVFP4 = "nvfp4 products"
+    TRELLIS3 = "3-bit products"
     BLOCKS = "products with GGUF's blocks"
     EXPERTS = "experts"
     ROUTE = "choice of experts"

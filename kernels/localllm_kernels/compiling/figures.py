@@ -22,6 +22,7 @@ class Figure:
     why: str = ""
 
 
+_OF_TABLES = "goal 5: the bytes and the step of each weight are read one by one"
 # By file and by the beginning of the kernel's label.
 FIGURES: dict[tuple[str, str], Figure] = {
     ("products/int4_matmul", "_row_kernel 1 rows groups of 128 norm"): Figure(
@@ -50,6 +51,9 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("products/int4_matmul", "_tile_kernel 16 rows groups of 32 gate"): Figure(15.4, 20),
     ("products/int4_matmul", "_tile_kernel 64 rows groups of 128 gate"): Figure(23.9, 16),
     ("products/int4_matmul", "_tile_kernel 64 rows groups of 32 residual"): Figure(42.0, 9),
+    ("products/trellis_matmul", "_trellis_kernel 1 rows"): Figure(19.8, 4, _OF_TABLES),
+    ("products/trellis_matmul", "_trellis_kernel 64 rows"): Figure(22.9, 4, _OF_TABLES),
+    ("products/trellis_matmul", "_trellis_kernel 512 rows"): Figure(27.8, 4, _OF_TABLES),
     ("products/int8_matmul", "_eight_bit_kernel 1 rows"): Figure(4.9, 2),
     ("products/int8_matmul", "_eight_bit_kernel 64 rows"): Figure(10.5, 3),
     ("products/int8_matmul", "_eight_bit_kernel 512 rows"): Figure(14.3, 3),

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 Arithmetic = Literal["fp32", "bf16", "int8"]
-CodeKind = Literal["int4", "int8", "fp8", "mxfp4", "nvfp4"]
+CodeKind = Literal["int4", "int8", "fp8", "mxfp4", "nvfp4", "trellis3"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-/* y = x · wᵀ + bias for weights in 4 or 8 bits; see IntegerWeight in operators.h.
+/* y = x · wᵀ + bias for weights in 3, 4 or 8 bits; see IntegerWeight in operators.h.
  *
  * The inputs are rounded to int8 with one scale per group, so that the products of a group add up
  * as integers, without rounding and in any order; only one product per group is in floats. Dettmers
@@ -10,6 +10,7 @@
 #include "quantize_rows.h"
 #include "tiles.h"
 #include "transpose.h"
+#include "trellis.h"
 
 #define TILE 8             /* rows that share a pass over the weights */
 #define PANEL_BYTES 262144 /* quantized rows that stay in the second-level cache */
@@ -54,7 +55,9 @@ INLINE f32v load_e4m3(const IntegerWeight *w, int64_t at) {
 
 /* What a code stands for. FLOAT4: e2m1, whose values are whole numbers once they are doubled, with a
  * power of two for each group; FLOAT4_SCALED: with a float of e4m3. */
-enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4, FLOAT4_SCALED };
+enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4, FLOAT4_SCALED, TRELLIS3 };
+INLINE int bits_of(int form) { return form == SIGNED8 ? 8 : form == TRELLIS3 ? 3 : 4; }
+INLINE int has_scales(int form) { return form != SIGNED8 && form != TRELLIS3; } /* of groups */
 INLINE int is_float4(int form) { return form == FLOAT4 || form == FLOAT4_SCALED; }
 #define FLOAT4_OFFSET 12
 
@@ -87,7 +90,7 @@ INLINE Factors load_factors(const IntegerWeight *w, int64_t at, int form) {
   Factors found = {splat(1.0f), (i32v){0}};
   if (form == FLOAT4) found.scales = load_powers(w, at);
   else if (form == FLOAT4_SCALED) found.scales = load_e4m3(w, at);
-  else if (form != SIGNED8) found.scales = load_scales(w, at);
+  else if (has_scales(form)) found.scales = load_scales(w, at);
   if (form == WITH_ZEROS4) found.zeros = load_bytes(w->zeros, at);
   return found;
 }
@@ -96,28 +99,36 @@ INLINE Factors load_factors(const IntegerWeight *w, int64_t at, int form) {
 INLINE f32v add_group(f32v total, i32v sum, const Factors *by, const QuantizedRows *x, int64_t at,
                       int form) {
   if (form == WITH_ZEROS4) sum -= by->zeros * x->sums[at];
-  const f32v scale = form == SIGNED8 ? splat(x->scales[at]) : by->scales * x->scales[at];
+  const f32v scale = has_scales(form) ? by->scales * x->scales[at] : splat(x->scales[at]);
   return fmav(__builtin_convertvector(sum, f32v), scale, total);
 }
 
-/* Codes of 4 bits as bytes: those of the first four inputs, and of the next four. */
-INLINE void unpack4(u8x4v codes, u8x4v *first, u8x4v *second, int form) {
-  *second = codes >> 4, *first = codes & 15;
+/* The codes of eight inputs as bytes: those of the first four, and of the next four. */
+INLINE void unpack(const IntegerWeight *w, const uint8_t *codes, u8x4v *first, u8x4v *second,
+                   int form) {
+  if (form == TRELLIS3) {
+    unpack_steps(codes, w->table, first, second);
+    return;
+  }
+  memcpy(first, codes, sizeof *first);
+  if (form == SIGNED8) {
+    memcpy(second, codes + sizeof *first, sizeof *second);
+    return;
+  }
+  *second = *first >> 4, *first &= 15;
   if (is_float4(form)) *first = decode_float4(*first), *second = decode_float4(*second);
 }
 /* What the codes are above those that they stand for. */
 INLINE int middle_of(int form) {
+  if (form == TRELLIS3) return STEP_MIDDLE;
   return is_float4(form) ? FLOAT4_OFFSET : form == SIGNED8 ? 128 : form == SIGNED4 ? 8 : 0;
 }
 
 /* The codes of input `i` less their middle, of a block. */
-INLINE i32v column_of(const uint8_t *codes, int64_t i, int form) {
-  const int bits = form == SIGNED8 ? 8 : 4, in_word = 32 / bits;
-  i32v words;
-  memcpy(&words, codes + i / in_word * (int64_t)sizeof words, sizeof words);
-  words = words >> (int)(8 * (i % 4) + (i % in_word >= 4 ? 4 : 0)) & ((1 << bits) - 1);
-  if (is_float4(form)) words = (i32v)decode_float4((u8x4v)words) & 255;
-  return words - middle_of(form);
+INLINE i32v column_of(const IntegerWeight *w, const uint8_t *codes, int64_t i, int form) {
+  u8x4v first, second;
+  unpack(w, codes + i / 8 * LANES * bits_of(form), &first, &second, form);
+  return ((i32v)(i % 8 < 4 ? first : second) >> (int)(8 * (i % 4)) & 255) - middle_of(form);
 }
 
 INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *total, float *y,
@@ -134,7 +145,7 @@ INLINE void store_totals(const IntegerWeight *w, int64_t block, const f32v *tota
 /* One block of LANES outputs for `rows` rows; callers pass `rows` and `form` as constants. */
 INLINE void multiply_block(const IntegerWeight *w, int64_t block, const uint8_t *codes,
                            const QuantizedRows *x, float *y, int rows, int form) {
-  const int bits = form == SIGNED8 ? 8 : 4;
+  const int bits = bits_of(form);
   const int middle = form == SIGNED8 && IS_SIGNED8 ? 0 : middle_of(form);
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
   const int32_t *words = x->words;
@@ -149,15 +160,10 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const uint8_t 
     }
     for (int64_t step = 0; step < steps; step++, codes += LANES * bits, words += 2 * rows) {
       u8x4v first, second;
-      memcpy(&first, codes, sizeof first);
+      unpack(w, codes, &first, &second, form);
       __builtin_prefetch(codes + 2048);
-      if (bits == 8) {
-        memcpy(&second, codes + sizeof first, sizeof second);
-        __builtin_prefetch(codes + 2048 + sizeof first);
-        if (IS_SIGNED8) first ^= 128, second ^= 128;
-      } else {
-        unpack4(first, &first, &second, form);
-      }
+      if (bits == 8) __builtin_prefetch(codes + 2048 + sizeof first);
+      if (bits == 8 && IS_SIGNED8) first ^= 128, second ^= 128;
       if (bits == 4 && LANES < 16) {
         for (int r = 0; r < rows; r++)
           sum[r] = dot8(sum[r], first, second, words[r], words[rows + r]);
@@ -192,7 +198,7 @@ static void add_apart(const IntegerWeight *w, int64_t block, const uint8_t *code
       int32_t one = 1; /* an input's code, and its value is the scale */
       const QuantizedRows alone = {.scales = &each.value, .sums = &one};
       const Factors by = load_factors(w, block * groups + each.input / w->group_size, form);
-      total = add_group(total, column_of(codes, each.input, form), &by, &alone, 0, form);
+      total = add_group(total, column_of(w, codes, each.input, form), &by, &alone, 0, form);
     }
     if (w->factors) total *= load(w->factors + block * LANES);
     if (x->num_apart[r]) store_part(to, load_part(to, count, 0.0f) + total, count);
@@ -227,7 +233,7 @@ INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8
                               int form) {
   const int64_t group_words = w->group_size / 4, groups = w->width_in / w->group_size;
   const int64_t words = group_words % TILE_ROWS == 0 ? TILE_ROWS : 4; /* of a tile: its depth */
-  const int bits = form == SIGNED8 ? 8 : 4, middle = middle_of(form);
+  const int step = LANES * bits_of(form), middle = middle_of(form);
   const uint8_t *const start = codes;
   f32v total[TILES * TILE_ROWS];
   for (int64_t r = 0; r < count * rows; r++) total[r] = splat(0.0f);
@@ -235,10 +241,9 @@ INLINE void multiply_in_tiles(const IntegerWeight *w, int64_t block, const uint8
   for (int64_t group = 0; group < groups; group++) {
     for (int64_t from = 0; from < group_words; from += words) {
       u8x4v unpacked[TILE_ROWS];
-      for (int64_t i = 0; i < words; i += 8 / bits, codes += sizeof(u8x4v)) {
-        memcpy(unpacked + i, codes, sizeof(u8x4v));
-        if (bits == 4) unpack4(unpacked[i], unpacked + i, unpacked + i + 1, form);
-        __builtin_prefetch(codes + 2048);
+      for (int64_t i = 0; i < words; i += 2, codes += step) {
+        unpack(w, codes, unpacked + i, unpacked + i + 1, form);
+        for (int ahead = 0; ahead < step; ahead += 64) __builtin_prefetch(codes + 2048 + ahead);
       }
       LOAD_COLUMNS(unpacked);
       const int64_t at = group * group_words + from;
@@ -299,9 +304,10 @@ static void turn_block(const IntegerWeight *w, int64_t block, uint8_t *turned) {
 
 INLINE void multiply_panel(const IntegerWeight *w, int64_t block, char *memory, float *y, int64_t rows,
                            int form) {
-  const int64_t most = tile_rows(rows), bytes = w->width_in * LANES * (form == SIGNED8 ? 8 : 4) / 8;
+  const int before = form == TRELLIS3 ? LANES : 0; /* bytes of a block before its chunks */
+  const int64_t most = tile_rows(rows), bytes = before + w->width_in * LANES * bits_of(form) / 8;
   const int is_in_rows = form == SIGNED8 && w->is_in_rows;
-  const uint8_t *codes = w->codes + block * bytes;
+  const uint8_t *codes = w->codes + block * bytes + before;
   uint8_t turned[is_in_rows ? bytes : 1];
   if (is_in_rows) turn_block(w, block, turned), codes = turned;
   for (int64_t first = 0, count; first < rows; first += count) {
@@ -348,6 +354,8 @@ void integer_quantize_row(const IntegerWeight *w, const float *x, int64_t row, i
                           char *memory) {
   const int64_t most = tile_rows(rows), first = row / most * most, left = rows - first;
   const QuantizedRows to = tile_from(w, first, rows, memory);
+  float rotated[w->signs ? w->width_in : 1];
+  if (w->signs) rotate_inputs(x, w->signs, rotated, w->width_in), x = rotated;
   quantize_row(x, w->width_in, w->group_size, &to, row - first, left < most ? left : most);
 }
 
@@ -357,6 +365,8 @@ void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory,
                             int64_t rows) {
   if (w->bits == 8)
     multiply_panel(w, block, memory, y, rows, SIGNED8);
+  else if (w->bits == 3)
+    multiply_panel(w, block, memory, y, rows, TRELLIS3);
   else if (w->scale_kind == SCALE_E8M0)
     multiply_panel(w, block, memory, y, rows, FLOAT4);
   else if (w->scale_kind == SCALE_E4M3)

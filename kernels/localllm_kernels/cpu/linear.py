@@ -1,4 +1,4 @@
-"""Products with weights in the C library: float32, bfloat16, int8, fp8, int4, mxfp4, nvfp4.
+"""Products with weights in the C library: plain ones and all kinds of packed ones.
 
 All take and return float32 rows. Inputs of bfloat16 and fp8 products are rounded to bfloat16, those
 of the integer products to int8 with one scale per group; see the sources for the formulas.
@@ -26,11 +26,14 @@ from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import C_BLOCKS, c_multiplies
 from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
+from localllm_kernels.trellis import TABLE, signs
 
-_INT8_GROUPS = (128, 64, 32, 16)
+_INPUT_GROUPS = (128, 64, 32, 16)
 # Of four bytes.
 _SIGNS = 0x80808080 - (1 << 32)
 _PART_BYTES = 1 << 18
+# As in trellis.h.
+_STEP_MIDDLE = 64
 _VALUES = {
     torch.float32: value("VALUES_FLOAT32"),
     torch.bfloat16: value("VALUES_BFLOAT16"),
@@ -86,9 +89,12 @@ class CpuLinears(Linears):
             return self._fp8(weight, bias)
         bits, group, is_in_rows = 4, layout.group, False
         if layout.kind == "int8":
-            bits, group = 8, next(size for size in _INT8_GROUPS if layout.width_in % size == 0)
+            bits, group = 8, _input_group(layout.width_in)
             is_in_rows = weight.is_in_place and layout.width_in % (4 * self._lanes) == 0
             codes = weight.codes if is_in_rows else _pack(weight.codes, self._lanes, _raised_words)
+        elif layout.kind == "trellis3":
+            bits, group = 3, _input_group(layout.width_in)
+            codes = _pack_chunks(weight.codes, self._lanes)
         else:
             codes = _pack(weight.codes, self._lanes, _halved_words)
         scales, scale_kind, factors = _scales_in_c(weight)
@@ -96,9 +102,14 @@ class CpuLinears(Linears):
             None if each is None else _by_block(each, self._lanes)
             for each in (scales, factors, zeros)
         )
-        kept = (codes, scales, factors, zeros, bias)
+        table = by = None
+        if layout.kind == "trellis3":
+            table = torch.tensor(TABLE, dtype=torch.int8).view(torch.uint8) + _STEP_MIDDLE
+            by = signs(layout.width_in)
+        kept = (codes, scales, factors, zeros, bias, table, by)
+        widths = len(weight.codes), layout.width_in
         struct = IntegerWeight(
-            *map(pointer, kept), bits, value(scale_kind), *weight.codes.shape, group, is_in_rows
+            *map(pointer, kept), bits, value(scale_kind), *widths, group, is_in_rows
         )
         product = self._product("INTEGER", struct, kept)
         order = weight.permutation
@@ -169,7 +180,7 @@ def _scales_in_c(weight: CodedWeight) -> tuple[Tensor | None, str, Tensor | None
         assert weight.factors is not None
         return weight.scales.view(torch.uint8), "SCALE_E4M3", weight.factors[:, None]
     scales = weight.scales.float()
-    if weight.kind == "int8":
+    if weight.kind in ("int8", "trellis3"):
         return None, "SCALE_NONE", scales
     rounded = weight.scales.bfloat16()
     if bool((rounded.float() == scales).all()):
@@ -205,6 +216,17 @@ def _pack(codes: Tensor, lanes: int, as_words: Callable[[Tensor], Tensor]) -> Te
         packed[-1] = 0
         packed[-1, :, : len(rest)] = rest.T
     return packed.view(torch.uint8).view(*packed.shape, 4)
+
+
+def _pack_chunks(codes: Tensor, lanes: int) -> Tensor:
+    """uint8 [out, 3 · in / 8] -> [blocks, lanes · (1 + 3 · in / 8)], see trellis.h."""
+    blocks = F.pad(codes, (1, 0, 0, -len(codes) % lanes)).view(-1, lanes, 1 + codes.shape[1])
+    return blocks.transpose(1, 2).flatten(1)
+
+
+def _input_group(width_in: int) -> int:
+    """Inputs that share a scale where weights have one for each row."""
+    return next(size for size in _INPUT_GROUPS if width_in % size == 0)
 
 
 def _by_block(values: Tensor, lanes: int) -> Tensor:

@@ -14,13 +14,16 @@ enum { SCALE_FLOAT32, SCALE_BFLOAT16, SCALE_NONE, SCALE_E8M0, SCALE_E4M3 };
  * and one factor per output. */
 typedef struct {
   const uint8_t *codes; /* 4 bits: [blocks][in / 8][LANES][4], low halves: inputs 0 to 3, high: 4 to 7;
+                           3 bits: [blocks][LANES zeros, chunks of trellis.h];
                            8 bits: [blocks][in / 4][LANES][4], 128 above the signed code, or
                            signed ones [out][in] */
   const void *scales;   /* [blocks][groups][LANES], or NULL */
   const float *factors; /* [blocks][LANES], or NULL */
   const uint8_t *zeros; /* [blocks][groups][LANES], or NULL: all 8, or 128 */
   const float *bias;    /* [out], or NULL */
-  int64_t bits;         /* 4 or 8 */
+  const uint8_t *table; /* of 3 bits: the steps, see trellis.h; else NULL */
+  const float *signs;   /* [in], of inputs that are rotated; else NULL */
+  int64_t bits;         /* 3, 4 or 8 */
   int64_t scale_kind;   /* a SCALE_ */
   int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
   int64_t is_in_rows;   /* the codes are [out][in], whose rows are whole vectors */

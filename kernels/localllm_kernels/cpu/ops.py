@@ -22,6 +22,7 @@ from localllm_kernels.experts.route import Routing
 from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.recurrence.recurrence import Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.recurrence.state_cache import StateCache, States, StateSlots
+from localllm_kernels.trellis_ways import MOST_COLUMNS, steps_by_way
 
 # The most heads that may share keys: the rows of a task, QUERY_ROWS of attention_rows.h.
 MAX_GROUP = 128
@@ -218,6 +219,31 @@ class CpuOps:
         if failed:
             raise MemoryError("out of memory to search a row")
         return maxima, indices
+
+    def best_ways(
+        self, work: Tensor, factor: Tensor, states: Tensor, kept: int
+    ) -> tuple[Tensor, Tensor]:
+        """See best_ways_reference."""
+        (rows, columns), table = work.shape, steps_by_way()
+        windows = torch.empty(rows, kept, dtype=torch.uint8)
+        errors = torch.empty(rows, kept)
+        failed = self._library.trellis_ways(
+            work.data_ptr(),
+            factor.data_ptr(),
+            table.data_ptr(),
+            states.data_ptr(),
+            windows.data_ptr(),
+            errors.data_ptr(),
+            rows,
+            work.stride(0),
+            factor.stride(0),
+            columns,
+            kept,
+            self._team.size,
+        )
+        if failed:
+            raise ValueError(f"{columns} columns are more than {MOST_COLUMNS}")
+        return windows, errors
 
     def gumbel_argmax(
         self, values: Tensor, temperature: float, token_ids: Tensor | None, key: int

@@ -3,7 +3,6 @@
 
 #include "kv_rows.h"
 
-#define MAX_DIM 1024
 
 INLINE float mean_of_squares(const float *x, int64_t width) {
   f32v sum = splat(0.0f);

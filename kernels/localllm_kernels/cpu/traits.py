@@ -11,7 +11,7 @@ FP8_GROUPS = 32
 
 
 # Weights that are multiplied in int8.
-INTEGER_KINDS = frozenset(("int4", "int8", "mxfp4", "nvfp4"))
+INTEGER_KINDS = frozenset(("int4", "int8", "mxfp4", "nvfp4", "trellis3"))
 # Types of GGUF's blocks with products.
 C_BLOCKS = frozenset(
     (

@@ -79,6 +79,8 @@ class ExpertLinears(Linears):
             coded = as_coded(weight)
             return self._blocks(weight, bias) if coded is None else self.packed(coded, bias, dtype)
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
+        if kind == "trellis3":
+            return None
         group = min(weight.layout.group, width_in)
         is_uneven = width_in % group > 0 or weight.permutation is not None
         if is_uneven or not takes_group(kind, group, width_in):

@@ -20,6 +20,7 @@ from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.products.int8_matmul import int8_matmul
 from localllm_kernels.products.traits import triton_multiplies
+from localllm_kernels.products.trellis_matmul import PackedTrellis, trellis_matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ class GpuLinears(Linears):
         if kind == "int8":
             of_rows = scales.flatten()
             return lambda x: int8_matmul(x, codes, of_rows, bias, workspace)
+        if kind == "trellis3":
+            packed = PackedTrellis.pack(weight, bias, dtype)
+            return lambda x: trellis_matmul(x, packed, workspace)
         if block is not None:
             return lambda x: fp8_matmul(x, codes, scales, block, bias, workspace)
         return ExpertLinears().packed(weight, bias, dtype)

@@ -6,6 +6,10 @@ from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import Traits, WeightLayout
 from localllm_kernels.experts.stacked_weight import takes_group
 from localllm_kernels.products.int4_weight import takes_groups
+from localllm_kernels.trellis import num_mixed
+
+# Inputs of the smallest product of matrix units.
+MIN_MIXED = 16
 
 
 def takes_blocks(block_width: int, width_in: int) -> bool:
@@ -24,6 +28,8 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
             return takes_blocks(layout.group, layout.width_in)
         case "mxfp4":
             return True
+        case "trellis3":
+            return num_mixed(layout.width_in) >= MIN_MIXED
         case "nvfp4":
             return takes_group("nvfp4", layout.group, layout.width_in)
     return layout.kind in BLOCK_TYPES

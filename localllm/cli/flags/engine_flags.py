@@ -16,7 +16,7 @@ from localllm.model.dtypes import STATE_DTYPES
 
 _SPECULATION = SpeculationConfig()
 # Formats for random weights and for plans; as in `random_weights`, whose module imports torch.
-WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8", "mxfp4", "nvfp4", "mxfp4-experts")
+WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8", "mxfp4", "nvfp4", "trellis3", "mxfp4-experts")
 
 
 @dataclass(frozen=True, slots=True)

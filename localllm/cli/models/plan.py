@@ -34,6 +34,7 @@ _MADE_BY = {
     "fp8": " --method fp8",
     "mxfp4": " --method mxfp4",
     "nvfp4": " --method nvfp4",
+    "trellis3": " --bits 3",
 }
 # Heads, by what their kind is called.
 _DRAFTING = {"head": "a head that drafts", "EAGLE": "an EAGLE head", "assistant": "its assistant"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localllm.quantize.recipe import Recipe
 
 # As in `recipe`, whose module imports torch.
-METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4")
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4", "nvfp4", "trellis")
 EMBEDDINGS = ("keep", "int8")
 HEADS = (*EMBEDDINGS, "int4")
 FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
@@ -26,7 +26,7 @@ class RecipeFlags(Flags):
     """How the weights are quantized and written."""
 
     method: str = setting("gptq", help="How weights are rounded.", choices=METHODS)
-    bits: int | None = flag(help="4, or 8 for int8 and fp8.")
+    bits: int | None = flag(help="4; 3 is --method trellis; 8 for int8 and fp8.")
     group_size: int | None = setting(
         help="Weights that share a scale: 32, 64 or 128; by default the largest that fits."
     )
@@ -52,7 +52,7 @@ class RecipeFlags(Flags):
         """Raises: RequestError for bits that the method does not produce, or an unknown type of the
         embedding or the head.
         """
-        wanted_bits = 8 if self.method in ("int8", "fp8") else 4
+        wanted_bits = {"int8": 8, "fp8": 8, "trellis": 3}.get(self._method, 4)
         if self.bits not in (None, wanted_bits):
             raise RequestError(
                 f"{self.method} produces {wanted_bits} bits, not {self.bits}", param="bits"
@@ -63,6 +63,11 @@ class RecipeFlags(Flags):
         ):
             if value is not None:
                 parse_choice(name, value, known)
+
+    @property
+    def _method(self) -> str:
+        """The method; that for 3 bits if these are asked of the default one."""
+        return "trellis" if self.bits == 3 and self.method == "gptq" else self.method
 
     def recipe(self, model: str) -> "Recipe":
         """The Recipe that the flags specify for a model, with a note about smaller groups than
@@ -75,7 +80,7 @@ class RecipeFlags(Flags):
         small = "int8" if holds_ends(cast(Any, self.file_format)) else "keep"
         embedding = small if self.embedding is None else self.embedding
         recipe = Recipe(
-            method=cast(Any, self.method),
+            method=cast(Any, self._method),
             group_size=GROUP_SIZES[-1] if self.group_size is None else self.group_size,
             symmetric=is_symmetric,
             file_format=cast(Any, self.file_format),

@@ -19,8 +19,11 @@ from localllm.model.packed.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.model.packed.nvfp4_schemes import ModelOptNvfp4, PackedNvfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.trellis import TrellisWeight
+from localllm.model.packed.trellis_schemes import Trellis
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.trellis import BYTES, IN_BYTES, TABLE
 
 Shape = tuple[int, int]
 _GROUP_SIZE = 128
@@ -94,6 +97,14 @@ def _draw_nvfp4(shape: Shape, generator: torch.Generator) -> Nvfp4Weight:
     )
 
 
+def _draw_trellis(shape: Shape, generator: torch.Generator) -> TrellisWeight:
+    width = shape[1] // IN_BYTES * BYTES
+    codes = torch.empty(shape[0], width, dtype=torch.uint8, device=generator.device)
+    deviation = (sum(step * step for step in TABLE) / len(TABLE)) ** 0.5
+    scales = _even_scales(shape[:1], shape, deviation, torch.float32, generator)
+    return TrellisWeight(codes.random_(0, 256, generator=generator), scales)
+
+
 def _even_scales(
     count: tuple[int, ...],
     shape: Shape,
@@ -132,6 +143,13 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.NVFP4,
         _draw_nvfp4,
         lambda shape: prod(shape) // 2 + prod(shape) // NVFP4_GROUP + 4 * shape[0],
+    ),
+    "trellis3": PackedType(
+        TrellisWeight,
+        (Trellis,),
+        Piece.TRELLIS3,
+        _draw_trellis,
+        lambda shape: prod(shape) // IN_BYTES * BYTES + 4 * shape[0],
     ),
     "fp8": PackedType(
         Fp8Weight, (Fp8,), Piece.FP8, _draw_fp8, lambda shape: prod(shape) + 4 * shape[0]
