@@ -39,8 +39,10 @@ class CodedWeight:
     one for a row of int8 and trellis3, of mxfp4 exponents in uint8 (e8m0), of nvfp4 float8_e4m3fn;
     with a `block` (outputs, inputs) one for each; `factors`: of nvfp4 float32 [out], by which the
     scales are multiplied; `zeros`: as `scales`, None: 8 everywhere; `permutation`: int64 [in], the
-    input that each column belongs to; `is_in_place`: the codes are multiplied where they lie if the
-    library can, since they are many, and few rows are multiplied with them.
+    input that each column belongs to; `input_scale`: float32 [], where a
+    checkpoint wants inputs in the weight's kind: of the codes of fp8, or of the scales of nvfp4;
+    `is_in_place`: the codes are multiplied where they lie if the library can, since they are many,
+    and few rows are multiplied with them.
     """
 
     kind: CodeKind
@@ -50,6 +52,7 @@ class CodedWeight:
     permutation: Tensor | None = None
     block: tuple[int, int] | None = None
     factors: Tensor | None = None
+    input_scale: Tensor | None = None
     is_in_place: bool = False
 
     @property

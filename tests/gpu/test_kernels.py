@@ -16,10 +16,11 @@ from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.linears import CodedWeight
 from localllm_kernels.pointwise.gate import GATE_KINDS
-from localllm_kernels.products.fp8_matmul import fp8_matmul
+from localllm_kernels.products.fp8_matmul import fp8_matmul, quantize_inputs
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.products.int8_matmul import int8_matmul, int8_matmul_reference
+from localllm_kernels.products.nvfp4_matmul import nvfp4_matmul_reference, quantize_to_nvfp4
 from localllm_kernels.sampling.sample import SamplingRows, sample_reference
 from localllm_kernels.sampling.sample_launch import sample
 from localllm_kernels.triton_ops import triton_ops
@@ -109,6 +110,35 @@ def test_8_bits(width_in: int, width_out: int, num_rows: int, dtype: torch.dtype
         is_native = torch.cuda.get_device_capability() >= (8, 9)
         assert_near(found, *fp8_case(x, wide, block_scales, block, is_native=is_native))
     assert not workspace.counters(1).any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 33, 700])
+def test_inputs_in_fewer_bits(num_rows: int) -> None:
+    """Where a checkpoint wants them so, and the GPU multiplies such numbers."""
+    capability = torch.cuda.get_device_capability()
+    x = torch.randn(num_rows, 1024, device="cuda").bfloat16()
+    if capability >= (8, 9):
+        codes, scales = quantize_inputs(x, torch.tensor(0.01, device="cuda"))
+        expected = (x.float() / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert ((codes.float() - expected.float()).abs() > 0).float().mean() < 0.001
+        assert scales.tolist() == pytest.approx([0.01] * num_rows)
+    if capability < (10, 0):
+        pytest.skip("this GPU does not multiply NVFP4")
+    codes = torch.randint(16, (512, 1024), dtype=torch.uint8, device="cuda")
+    weight = CodedWeight(
+        "nvfp4",
+        codes,
+        torch.rand(512, 64, device="cuda").to(torch.float8_e4m3fn),
+        factors=torch.rand(512, device="cuda") / 100,
+        input_scale=torch.tensor(0.002, device="cuda"),
+    )
+    product = triton_ops("cuda").linears
+    assert product is not None
+    found = product.packed(weight, None, torch.bfloat16)(x)  # type: ignore[misc]
+    expected = nvfp4_matmul_reference(x, weight, None)
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    x[0, 20] = torch.nan
+    assert quantize_to_nvfp4(x, torch.ones(1, device="cuda"))[1][0, 1].float().isnan()
 
 
 def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more: Any) -> Any:

@@ -7,7 +7,11 @@ from in_turns import in_turns
 
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.compiling.tiles import choose_tiles
-from localllm_kernels.products.fp8_matmul import fp8_matmul, fp8_matmul_reference
+from localllm_kernels.products.fp8_matmul import (
+    fp8_matmul,
+    fp8_matmul_reference,
+    quantize_inputs,
+)
 from localllm_kernels.products.int8_matmul import int8_matmul, int8_matmul_reference
 
 pytestmark = needs_interpreter
@@ -76,6 +80,18 @@ def test_a_split_sum_leaves_the_counters_at_zero() -> None:
         expected = int8_matmul_reference(x, codes, scales, None)
         torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
         assert not workspace.counters(1).any()
+
+
+def test_inputs_in_fp8_take_a_given_scale_and_are_clipped_by_it() -> None:
+    x = torch.randn(4, 300)
+    x[1, 5], x[2, 7], x[3, 9] = 100.0, -100.0, torch.nan
+    codes, scales = quantize_inputs(x, torch.tensor(0.1))
+    assert scales[:3].tolist() == pytest.approx([0.1] * 3)
+    assert scales[3].isnan()
+    values = codes.float() * 0.1
+    assert values[1, 5] == -values[2, 7] == pytest.approx(44.8)
+    x[1, 5], x[2, 7] = 44.8, -44.8
+    assert (values - x)[:3].norm() < 0.07 * x[:3].norm()  # the interpreter does not round to e4m3
 
 
 def test_scales_that_straddle_a_step_are_refused() -> None:

@@ -41,6 +41,26 @@ def test_every_kernel_compiles_for_every_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nvfp4_is_multiplied_by_the_matrix_units(tmp_path: Path) -> None:
+    code = (
+        "from triton.backends.compiler import GPUTarget\n"
+        "from localllm_kernels.compiling.ahead_of_time import compile_spec\n"
+        "from localllm_kernels.products.nvfp4_matmul import AOT_SPECS\n"
+        "for capability in (100, 120):\n"
+        "    for spec in AOT_SPECS[:3]:\n"
+        "        made = compile_spec(spec, GPUTarget('cuda', capability, 32))\n"
+        "        print(made.asm['ptx'].count('kind::mxf4nvf4.block_scale'))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert all(int(count) > 0 for count in found.stdout.split())
+    assert len(found.stdout.split()) == 6
+
+
+@pytest.mark.slow
 def test_kernels_take_as_many_instructions_as_stand_for_them(tmp_path: Path) -> None:
     outcome = compile_all(tmp_path, "--check", module="machine_code")
     lines = outcome.stdout.splitlines()

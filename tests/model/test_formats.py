@@ -123,6 +123,32 @@ SCHEMES: list[tuple[Scheme, Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "weight", "suffix"),
+    [
+        (PackedNvfp4(), random_nvfp4(), "input_global_scale"),
+        (ModelOptNvfp4(), random_nvfp4(512.0), "input_scale"),
+        (Fp8("weight_scale", None), random_fp8((OUT, 1), (1, IN)), "input_scale"),
+        (Fp8("weight_scale_inv", None), random_fp8((OUT, 1), (1, IN)), "activation_scale"),
+    ],
+)
+def test_the_scales_of_inputs_are_read(scheme: Scheme, weight: Any, suffix: str) -> None:
+    """compressed-tensors' of NVFP4 divides; of weights in one product the widest counts."""
+    tensors = scheme.write(weight)
+    plain = scheme.read(tensors)
+    assert isinstance(plain, Nvfp4Weight | Fp8Weight)
+    assert plain.coded().input_scale is None
+    read = [scheme.read({**tensors, suffix: torch.tensor([size])}) for size in (4.0, 0.5)]
+    scales = [each.coded().input_scale for each in read]  # type: ignore[union-attr]
+    expected = [0.25, 2.0] if suffix == "input_global_scale" else [4.0, 0.5]
+    assert [float(each) for each in scales if each is not None] == expected  # type: ignore[arg-type]
+    fused = type(plain).stack(read)
+    assert float(fused.coded().input_scale) == max(expected)  # type: ignore[arg-type,union-attr]
+    assert type(plain).stack([*read, plain]).coded().input_scale is None  # type: ignore[union-attr]
+    taken = fused.take_rows(torch.tensor([OUT, 1]))
+    assert float(taken.coded().input_scale) == max(expected)  # type: ignore[arg-type,union-attr]
+
+
 @pytest.mark.parametrize(("scheme", "weight"), SCHEMES, ids=lambda x: type(x).__name__)
 def test_what_is_written_is_read_back(scheme: Scheme, weight: Any) -> None:
     tensors = scheme.write(weight)

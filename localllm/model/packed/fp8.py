@@ -1,13 +1,13 @@
 """Weights in e4m3, the 8-bit floats with 4 exponent bits and 3 fraction bits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from localllm.model.packed.weight import PackedWeight
+from localllm.model.packed.weight import PackedWeight, widest
 from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.linears import CodedWeight
 
@@ -24,6 +24,8 @@ class Fp8Weight(PackedWeight):
     codes: Tensor  # float8_e4m3fn [out, in]
     scales: Tensor  # float32 or bfloat16 [ceil(out / block[0]), ceil(in / block[1])]
     block: tuple[int, int]
+    # Of the codes of inputs, where a checkpoint wants these in e4m3 with a scale of its own.
+    input_scale: Tensor | None = None  # float32 []
 
     @property
     def layout(self) -> WeightLayout:
@@ -52,7 +54,8 @@ class Fp8Weight(PackedWeight):
         # Most CPU operators do not support float8, so the bytes are concatenated.
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales for part in parts])
-        return cls(codes.view(torch.float8_e4m3fn), scales, parts[0].block)
+        of_inputs = widest([part.input_scale for part in parts])
+        return cls(codes.view(torch.float8_e4m3fn), scales, parts[0].block, of_inputs)
 
     def take_rows(self, order: Tensor) -> "Fp8Weight":
         """Rows that leave their block get scales of their own."""
@@ -60,8 +63,11 @@ class Fp8Weight(PackedWeight):
         height = self.block[0]
         blocks = torch.arange(len(order), device=order.device) // height
         if torch.equal(order // height, blocks):
-            return Fp8Weight(codes, self.scales, self.block)
-        return Fp8Weight(codes, self.scales[order // height], (1, self.block[1]))
+            return replace(self, codes=codes)
+        scales = self.scales[order // height]
+        return replace(self, codes=codes, scales=scales, block=(1, self.block[1]))
 
     def coded(self) -> CodedWeight:
-        return CodedWeight("fp8", self.codes, self.scales, block=self.block)
+        return CodedWeight(
+            "fp8", self.codes, self.scales, block=self.block, input_scale=self.input_scale
+        )

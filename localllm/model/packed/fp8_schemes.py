@@ -26,7 +26,7 @@ class Fp8(Scheme):
         return {
             "weight": StoredTensor(((width_out, width_in),), ("F8_E4M3",)),
             self.marker: StoredTensor(shapes, SCALE_DTYPES),
-            # A static scale for quantized activations; ours are not quantized.
+            # Of inputs in e4m3, by either name.
             "input_scale": StoredTensor(((1,), ()), SCALE_DTYPES, is_optional=True),
             "activation_scale": StoredTensor(((1,), ()), SCALE_DTYPES, is_optional=True),
         }
@@ -37,11 +37,13 @@ class Fp8(Scheme):
         )
 
     def read(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
-        codes, scales = tensors["weight"], tensors[self.marker]
-        if self.block is not None:
-            return Fp8Weight(codes, scales, self.block)
-        rows = scales.reshape(-1, 1).expand(codes.shape[0], 1).contiguous()
-        return Fp8Weight(codes, rows, (1, codes.shape[1]))
+        codes, scales, block = tensors["weight"], tensors[self.marker], self.block
+        of_inputs = tensors.get("input_scale", tensors.get("activation_scale"))
+        if of_inputs is not None:
+            of_inputs = of_inputs.float().reshape(())
+        if block is None:
+            scales, block = scales.reshape(-1, 1).expand(len(codes), 1), (1, codes.shape[1])
+        return Fp8Weight(codes, scales.contiguous(), block, of_inputs)
 
     def write(self, weight: Fp8Weight) -> dict[str, Tensor]:
         return {"weight": weight.codes, self.marker: weight.scales}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localllm.model.packed.int4 import unpack_nibbles
 from localllm.model.packed.mxfp4 import VALUES
-from localllm.model.packed.weight import PackedWeight
+from localllm.model.packed.weight import PackedWeight, widest
 from localllm_kernels.compiling.traits import CodeKind, WeightLayout
 from localllm_kernels.linears import CodedWeight
 
@@ -30,6 +30,8 @@ class Nvfp4Weight(PackedWeight):
     codes: Tensor  # uint8 [out, in / 2]
     scales: Tensor  # float8_e4m3fn [out, in / 16]
     divisors: Tensor  # float32 [out]
+    # Of the scales of inputs, where a checkpoint wants these in NVFP4 too.
+    input_scale: Tensor | None = None  # float32 []
 
     @property
     def layout(self) -> WeightLayout:
@@ -53,13 +55,18 @@ class Nvfp4Weight(PackedWeight):
             torch.cat([part.codes for part in parts]),
             scales.view(torch.float8_e4m3fn),
             torch.cat([part.divisors for part in parts]),
+            widest([part.input_scale for part in parts]),
         )
 
     def take_rows(self, order: Tensor) -> "Nvfp4Weight":
         scales = self.scales.view(torch.uint8)[order].view(torch.float8_e4m3fn)
-        return Nvfp4Weight(self.codes[order], scales, self.divisors[order])
+        return Nvfp4Weight(self.codes[order], scales, self.divisors[order], self.input_scale)
 
     def coded(self) -> CodedWeight:
         return CodedWeight(
-            self.kind, unpack_nibbles(self.codes), self.scales, factors=1 / self.divisors
+            self.kind,
+            unpack_nibbles(self.codes),
+            self.scales,
+            factors=1 / self.divisors,
+            input_scale=self.input_scale,
         )

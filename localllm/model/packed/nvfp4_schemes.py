@@ -40,8 +40,12 @@ class PackedNvfp4(_Nvfp4):
         }
 
     def read(self, tensors: Mapping[str, Tensor]) -> Nvfp4Weight:
+        divisor = tensors.get("input_global_scale")
         return _weight(
-            tensors["weight_packed"], tensors["weight_scale"], tensors["weight_global_scale"]
+            tensors["weight_packed"],
+            tensors["weight_scale"],
+            tensors["weight_global_scale"],
+            None if divisor is None else 1 / divisor,
         )
 
     def write(self, weight: Nvfp4Weight) -> dict[str, Tensor]:
@@ -67,7 +71,8 @@ class ModelOptNvfp4(_Nvfp4):
         }
 
     def read(self, tensors: Mapping[str, Tensor]) -> Nvfp4Weight:
-        return _weight(tensors["weight"], tensors["weight_scale"], 1 / tensors["weight_scale_2"])
+        scale, whole = tensors["weight_scale"], 1 / tensors["weight_scale_2"]
+        return _weight(tensors["weight"], scale, whole, tensors.get("input_scale"))
 
     def write(self, weight: Nvfp4Weight) -> dict[str, Tensor]:
         return {
@@ -130,10 +135,15 @@ def _scales(width_out: int, width_in: int) -> StoredTensor:
     return StoredTensor(((width_out, count_groups(width_in, GROUP_SIZE)),), ("F8_E4M3",))
 
 
-def _weight(codes: Tensor, scales: Tensor, divisor: Tensor) -> Nvfp4Weight:
+def _weight(
+    codes: Tensor, scales: Tensor, divisor: Tensor, of_inputs: Tensor | None = None
+) -> Nvfp4Weight:
     """Raises: ValueError for scales that are not numbers, or infinite."""
     if bool((scales.view(torch.uint8) & 127 == 127).any()):
         raise ValueError("a scale is NaN")
     if not (torch.isfinite(divisor).all() and (divisor > 0).all()):
         raise ValueError("a global scale is not a positive number")
-    return Nvfp4Weight(codes, scales, divisor.reshape(1).expand(len(codes)).contiguous())
+    if of_inputs is not None:
+        of_inputs = of_inputs.reshape(())
+    divisors = divisor.reshape(1).expand(len(codes)).contiguous()
+    return Nvfp4Weight(codes, scales, divisors, of_inputs)

@@ -20,6 +20,14 @@ from localllm_kernels.linears import BlocksWeight, CodedWeight, Product
 MAX_OPERATOR_ROWS = 4
 
 
+def widest(input_scales: Sequence[Tensor | None]) -> Tensor | None:
+    """Of weights that share their inputs, the scale of these that clips least; None if a weight
+    has none.
+    """
+    known = [each for each in input_scales if each is not None]
+    return torch.stack(known).amax() if len(known) == len(input_scales) else None
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight(ABC):
     """A quantized weight. `in_byte`: how many of its values are in a byte of `codes`."""
