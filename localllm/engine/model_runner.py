@@ -68,16 +68,17 @@ class ModelRunner(HeadRunner):
 
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
         began_s = time.perf_counter()
+        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         if self._threads:
             if began_s - self._ended_s > _PAUSE_S:
                 self._threads.look_again()
-            if self._threads.count != torch.get_num_threads():
-                torch.set_num_threads(self._threads.count)
+            count = self._threads.count(num_rows)
+            if count != torch.get_num_threads():
+                torch.set_num_threads(count)
         logits = self.forward(batch, hidden)
         caught_up = [entry for entry in batch.requests if entry.catches_up]
         sampled = sample_tokens(logits, caught_up, self._model.ops) if caught_up else []
         if self._threads:
-            num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
             self._ended_s = time.perf_counter()
             self._threads.book(num_rows, self._ended_s - began_s)
         return Computed(sampled, self._hidden)

@@ -3,7 +3,8 @@
 If other processes use the cores, more threads are slower, not faster: the threads run in lockstep,
 so all wait for one that has no core. So other numbers are tried for a few steps at a time: soon
 when steps have become slower, and seldom otherwise, so that trials cost an idle machine less than
-one step in a hundred. Only times are compared; no result depends on the number of threads.
+one step in a hundred. A step of a prompt takes as long as a hundred of an answer, so fewer threads
+are tried in it only once it has become slower. Only times are compared; no result depends on the number of threads.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _SLOW = 1.5
 _UP, _DOWN = (8, 64, 2), (4, 4096, 8)
 # Weight of the newest value in the moving average, and how fast the best value is forgotten.
 _NEWEST, _FORGET = 0.35, 1.002
+# Rows of the longest step that costs next to nothing: more are a prompt's.
+_SHORT = 16
 # The first steps of a size run with cold processor caches.
 _COLD = 2
 
@@ -96,17 +99,23 @@ class ThreadCount:
         self._leaps = False
         self._up, self._down = _Pause(*_UP), _Pause(*_DOWN)
 
-    @property
-    def count(self) -> int:
-        """The number of threads for the next step."""
-        return self._numbers[self._trial.at if self._trial else self._at]
+    def count(self, num_rows: int) -> int:
+        """The number of threads for a step of `num_rows` rows."""
+        trial = self._trial
+        tries = trial is not None and (trial.at > self._at or self._may_lose(num_rows))
+        return self._numbers[trial.at if trial is not None and tries else self._at]
+
+    def _may_lose(self, num_rows: int) -> bool:
+        """Whether fewer threads may be tried in such a step."""
+        times = self._times.get((self._at, _size(num_rows)))
+        return num_rows <= _SHORT or (times is not None and times.is_slow)
 
     def look_again(self) -> None:
         """Try more threads again soon, after a pause in which other processes may have ended."""
         self._up.reset()
 
     def book(self, num_rows: int, seconds: float) -> None:
-        """Record that a step of `num_rows` rows took `seconds` with `count` threads."""
+        """Record that a step of `num_rows` rows took `seconds` with `count(num_rows)` threads."""
         if len(self._numbers) == 1:
             return
         size = _size(num_rows)
@@ -114,16 +123,18 @@ class ThreadCount:
             pass
         elif self._trial is None:
             self._note(self._at, size, seconds)
-            self._consider(size)
-        else:
+            self._consider(num_rows)
+        elif self.count(num_rows) == self._numbers[self._trial.at]:
             self._try(self._trial, size, seconds)
+        else:
+            self._note(self._at, size, seconds)
 
     def _note(self, at: int, size: int, seconds: float) -> None:
         self._times.setdefault((at, size), _Times()).add(seconds)
 
-    def _consider(self, size: int) -> None:
-        """Begin a trial if one is due."""
-        times = self._times[self._at, size]
+    def _consider(self, num_rows: int) -> None:
+        """Begin a trial if one is due behind a step of `num_rows` rows."""
+        times = self._times[self._at, _size(num_rows)]
         if times.is_slow:
             self._down.left = min(self._down.left, self._down.first)
         if self._at + 1 < len(self._numbers):
@@ -132,7 +143,7 @@ class ThreadCount:
                 top = len(self._numbers) - 1
                 self._begin((self._at + top + 1) // 2 if self._leaps else self._at + 1)
                 return
-        if self._at > 0:
+        if self._at > 0 and self._may_lose(num_rows):
             self._down.left -= 1
             if self._down.left <= 0:
                 self._begin(self._at // 2 if self._leaps else self._at - 1)

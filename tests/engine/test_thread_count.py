@@ -25,9 +25,9 @@ def drive(count: ThreadCount, machine: Machine, steps: int, rng: random.Random) 
     """Numbers that the steps had."""
     had = []
     for _ in range(steps):
-        had.append(count.count)
+        had.append(count.count(1))
         noise = rng.choice([1.0, 1.0, 1.0, 1.1, 1.3])
-        count.book(1, noise * machine(count.count))
+        count.book(1, noise * machine(count.count(1)))
     return had
 
 
@@ -95,23 +95,38 @@ def test_sizes_of_steps_are_compared_with_their_like() -> None:
     fewer = 0
     for _ in range(1000):
         rows = rng.choice([1, 1, 1, 1, 256])
-        fewer += count.count == 1
-        count.book(rows, rows * alone(count.count))
+        fewer += count.count(rows) == 1
+        assert rows == 1 or count.count(rows) == 2
+        count.book(rows, rows * alone(count.count(rows)))
     assert fewer < 30
+
+
+def test_a_prompt_that_comes_first_gets_all_threads_until_its_steps_become_slower() -> None:
+    count = ThreadCount(2)
+    for _ in range(40):
+        assert count.count(512) == 2
+        count.book(512, alone(2))
+    had = []
+    for _ in range(40):
+        had.append(count.count(512))
+        count.book(512, beside_one(had[-1]))
+    assert had.index(1) < 15
+    assert had[20:].count(2) < 8
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 64])
 def test_a_fixed_number_stays(most: int) -> None:
     count = ThreadCount(most, is_fixed=True)
     for step in range(100):
-        assert count.count == most
+        assert count.count(1) == most
         count.book(1, 1.0 + step)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 12, 96])
 def test_numbers_are_between_one_and_the_most(most: int) -> None:
     count, rng = ThreadCount(most), random.Random(most)
-    assert count.count == most
+    assert count.count(1) == most
     for _ in range(3000):
-        assert 1 <= count.count <= most
-        count.book(rng.choice([1, 40]), rng.random())
+        rows = rng.choice([1, 40])
+        assert 1 <= count.count(rows) <= most
+        count.book(rows, rng.random())
