@@ -4,7 +4,8 @@ If other processes use the cores, more threads are slower, not faster: the threa
 so all wait for one that has no core. So other numbers are tried for a few steps at a time: soon
 when steps have become slower, and seldom otherwise, so that trials cost an idle machine less than
 one step in a hundred. A step of a prompt takes as long as a hundred of an answer, so fewer threads
-are tried in it only once it has become slower. Only times are compared; no result depends on the number of threads.
+are tried in it only once it has become slower. Only times are compared; no result depends on the
+number of threads.
 """
 
 from dataclasses import dataclass, field
