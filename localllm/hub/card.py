@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ def read_card(source: ModelSource, folder: Path) -> Card:
     tokenizer = attempt(lambda: open_tokenizer(folder, source.chat_template))
     weights = attempt(lambda: read_weights(folder, has_tower(config), _bits(config)))
     if weights is not None and architecture is not None:
-        attempt(lambda: check_weights(find_weight_files(folder), architecture))
+        checked = attempt(lambda: check_weights(find_weight_files(folder), architecture))
+        if checked is not None:  # packed tensors alone do not say how many numbers they stand for
+            weights = replace(weights, num_parameters=architecture.num_parameters)
     defaults = attempt(lambda: read_generation_config(folder))
     file = _gguf_file(folder, attempt)
     stored = [each for each in find_stored() if file is not None and _is_same(each.file, file)]

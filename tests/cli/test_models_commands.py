@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import write_checkpoint
+import torch
+from checkpoints import tiny_config, write_checkpoint
 from every_family import small_config
 from safetensors.torch import load_file, save_file
 
 from localllm.errors import ExitCode
 from localllm.hub.card import describe_format
+from localllm.quantize.calibrate import CalibrationRequest
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.run import QuantizeRequest, quantize_model
 
 Run = Callable[..., Any]
 
@@ -111,6 +115,21 @@ def test_an_unreadable_tokenizer_is_named_where_its_template_is_wanted(
     outcome = localllm("show", str(folder), "--template")
     assert outcome.code == ExitCode.CHECKPOINT
     assert "tokenizer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "recipe", [Recipe("trellis"), Recipe("nvfp4"), Recipe("int8", head="int4")]
+)
+def test_quantized_copies_have_the_parameters_of_their_source(
+    recipe: Recipe, localllm: Run, tmp_path: Path
+) -> None:
+    source = write_checkpoint(tmp_path / "source", tiny_config("Qwen3ForCausalLM", hidden_size=64))
+    text = CalibrationRequest(text="The square of 12 is 144. " * 80, num_windows=4, length=64)
+    cpu = torch.device("cpu")
+    made = QuantizeRequest(str(source), tmp_path / "copy", recipe, text, cpu, verify=False)
+    quantize_model(made, lambda *args: None)
+    cards = [json.loads(localllm("show", str(each), "--json").out) for each in (source, made.out)]
+    assert cards[0]["parameters"] == cards[1]["parameters"]
 
 
 def test_an_int4_checkpoint_counts_its_weights_and_not_its_bytes(
