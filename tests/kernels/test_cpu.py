@@ -20,6 +20,7 @@ from localllm.model.packed.mxfp4 import Mxfp4Weight
 from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.packed.trellis import TrellisWeight
+from localllm.model.packed.trellis_schemes import Trellis
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.paged_kv_cache import empty_cache
 from localllm.quantize.rounding import round_fp8
@@ -32,6 +33,7 @@ from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.cpu.product import CProduct
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.cpu.traits import C_BLOCKS
 from localllm_kernels.linears import CodedWeight
@@ -463,6 +465,16 @@ def test_trellis3(linears: CpuLinears, width_out: int, width_in: int) -> None:
     whole = F.linear(x, weight.dequantize(torch.float32), bias)
     assert (product(x) - whole).norm() / whole.norm() < 0.01
     assert_rows_alone(product, x)
+
+
+def test_trellis3_takes_hardly_more_memory_than_its_file(linears: CpuLinears) -> None:
+    weight = PACKED_TYPES["trellis3"].draw((1024, 896), torch.Generator())
+    product = linears.packed(weight.coded(), None, torch.bfloat16)
+    assert isinstance(product, CProduct)
+    held = sum(each.nbytes for each in product.kept if each is not None)
+    assert held < Trellis().resident_share * sum(
+        each.nbytes for each in Trellis().write(weight).values()
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ class RecipeFlags(Flags):
         wanted_bits = {"int8": 8, "fp8": 8, "trellis": 3}.get(self._method, 4)
         if self.bits not in (None, wanted_bits):
             raise RequestError(
-                f"{self.method} produces {wanted_bits} bits, not {self.bits}", param="bits"
+                f"{self._method} produces {wanted_bits} bits, not {self.bits}",
+                param="bits",
+                hint="--bits 3 or 4, or 8 with --method int8 or fp8",
             )
         for name, value, known in (
             ("embedding", self.embedding, EMBEDDINGS),

@@ -20,6 +20,11 @@ class Trellis(Scheme):
 
     marker: str = field(default="weight_trellis", init=False)
 
+    @property
+    def resident_share(self) -> float:
+        """Rows are packed in blocks of vectors, with one byte more for each."""
+        return 1.02
+
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         check_multiple("input", width_in, _UNIT)
         return {
