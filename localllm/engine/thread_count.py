@@ -26,8 +26,6 @@ _SLOW = 1.5
 _UP, _DOWN = (8, 64, 2), (4, 4096, 8)
 # Weight of the newest value in the moving average, and how fast the best value is forgotten.
 _NEWEST, _FORGET = 0.35, 1.002
-# Rows of the longest step that costs next to nothing: more are a prompt's.
-_SHORT = 16
 # The first steps of a size run with cold processor caches.
 _COLD = 2
 
@@ -100,23 +98,25 @@ class ThreadCount:
         self._leaps = False
         self._up, self._down = _Pause(*_UP), _Pause(*_DOWN)
 
-    def count(self, num_rows: int) -> int:
-        """The number of threads for a step of `num_rows` rows."""
+    def count(self, num_rows: int, *, is_prompts: bool = False) -> int:
+        """The number of threads for a step of `num_rows` rows; `is_prompts`: of a prompt, too."""
         trial = self._trial
-        tries = trial is not None and (trial.at > self._at or self._may_lose(num_rows))
-        return self._numbers[trial.at if trial is not None and tries else self._at]
+        if trial is not None and not (trial.at > self._at or self._may_lose(num_rows, is_prompts)):
+            self._end()
+            self._down.reset()
+        return self._numbers[self._trial.at if self._trial else self._at]
 
-    def _may_lose(self, num_rows: int) -> bool:
+    def _may_lose(self, num_rows: int, is_prompts: bool) -> bool:
         """Whether fewer threads may be tried in such a step."""
         times = self._times.get((self._at, _size(num_rows)))
-        return num_rows <= _SHORT or (times is not None and times.is_slow)
+        return not is_prompts or (times is not None and times.is_slow)
 
     def look_again(self) -> None:
         """Try more threads again soon, after a pause in which other processes may have ended."""
         self._up.reset()
 
-    def book(self, num_rows: int, seconds: float) -> None:
-        """Record that a step of `num_rows` rows took `seconds` with `count(num_rows)` threads."""
+    def book(self, num_rows: int, seconds: float, *, is_prompts: bool = False) -> None:
+        """Record that a step took `seconds` with the threads that `count` gave it."""
         if len(self._numbers) == 1:
             return
         size = _size(num_rows)
@@ -124,16 +124,14 @@ class ThreadCount:
             pass
         elif self._trial is None:
             self._note(self._at, size, seconds)
-            self._consider(num_rows)
-        elif self.count(num_rows) == self._numbers[self._trial.at]:
-            self._try(self._trial, size, seconds)
+            self._consider(num_rows, is_prompts)
         else:
-            self._note(self._at, size, seconds)
+            self._try(self._trial, size, seconds)
 
     def _note(self, at: int, size: int, seconds: float) -> None:
         self._times.setdefault((at, size), _Times()).add(seconds)
 
-    def _consider(self, num_rows: int) -> None:
+    def _consider(self, num_rows: int, is_prompts: bool) -> None:
         """Begin a trial if one is due behind a step of `num_rows` rows."""
         times = self._times[self._at, _size(num_rows)]
         if times.is_slow:
@@ -144,7 +142,7 @@ class ThreadCount:
                 top = len(self._numbers) - 1
                 self._begin((self._at + top + 1) // 2 if self._leaps else self._at + 1)
                 return
-        if self._at > 0 and self._may_lose(num_rows):
+        if self._at > 0 and self._may_lose(num_rows, is_prompts):
             self._down.left -= 1
             if self._down.left <= 0:
                 self._begin(self._at // 2 if self._leaps else self._at - 1)

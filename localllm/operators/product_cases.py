@@ -18,7 +18,7 @@ from localllm.model.linear import ExpertByExpert, Linear, Projection, packed_lin
 from localllm.model.norm import Norm
 from localllm.model.packed.blocks import BlockWeight
 from localllm.model.packed.table import PACKED_TYPES, Shape
-from localllm.model.packed.weight import PackedWeight
+from localllm.model.packed.weight import PackedWeight, widest
 from localllm.model.weights import WeightReader, WeightSource
 from localllm.operators.case import Cost, OperatorCase, Setting, distance
 from localllm_kernels import TORCH_OPS, Ops
@@ -30,6 +30,7 @@ from localllm_kernels.products.fp8_matmul import rounds_inputs
 from localllm_kernels.products.gpu_linears import Int4Product
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.products.int4_weight import NOTHING, Around
+from localllm_kernels.products.nvfp4_matmul import multiplies_nvfp4, rounded_to_nvfp4
 
 # Each takes a different path: one row, a tile, the largest tile, and the library.
 ROWS = (1, 16, MAX_TILE_ROWS, 512)
@@ -49,7 +50,7 @@ class Product:
     one, of rows in float32.
 
     `piece`: None for a plain weight; `kind`, `shape`: of the weight, (out, in); `num_bytes`: of it
-    as it is stored.
+    as it is stored; `input_scale`: see CodedWeight.
     """
 
     piece: Piece | None
@@ -60,6 +61,7 @@ class Product:
     own: _Compute
     plain: _Compute
     exact: _Compute
+    input_scale: Tensor | None = None
 
     def case(self, on: Setting, rows: int, around: Around = NOTHING) -> OperatorCase:
         """The product with `rows` random rows."""
@@ -67,9 +69,15 @@ class Product:
         plain_x = x.to(on.sizes.dtype)
 
         def away() -> float:
-            wide = x.float()
+            wide, scale = x.float(), self.input_scale
             if self.piece is Piece.FP8 and rounds_inputs(on.device):
-                wide = dequantize_rows(*quantize_rows(x, torch.float8_e4m3fn))
+                if scale is None:
+                    wide = dequantize_rows(*quantize_rows(x, torch.float8_e4m3fn))
+                else:
+                    steps = (wide / scale).clamp(-448, 448)
+                    wide = steps.to(torch.float8_e4m3fn).float() * scale
+            elif self.piece is Piece.NVFP4 and scale is not None and multiplies_nvfp4(on.device):
+                wide = rounded_to_nvfp4(wide, scale)
             return distance(self.own(x, around), self.exact(wide, _widened(around)), on.unit)
 
         return OperatorCase(
@@ -155,7 +163,12 @@ def _of_group(
     own, shape = read(on.own), (group.width_out, group.width_in)
     ways = (own, read(on.rival), read(TORCH_OPS, torch.float))
     piece, num_bytes = _piece_of(weight, own), _bytes_of(source, quantized, shape, on)
+    scale = getattr(weight, "input_scale", None)
+    if scale is not None:
+        weights = (source.quantized(name, on.device) for name in quantized)
+        scale = widest([getattr(each, "input_scale", None) for each in weights])
     product = Product(piece, group.kind, weight.kind, shape, num_bytes, *map(computing, ways))
+    product = replace(product, input_scale=scale)
 
     def arounds(rows: int) -> Iterator[Around]:
         """Alone, and with what a layer in few launches computes with it."""

@@ -140,6 +140,8 @@ def finer_flags(outcome: Outcome) -> str:
     num_tokens = calibration["windows"] * calibration["length"]
     if num_tokens < _ENOUGH_TOKENS * outcome.widest:
         return f"more --calib-samples ({num_tokens:,} tokens are few), or --method int8"
+    if recipe.method == "trellis":
+        return f"--bits 4 --group-size {GROUP_SIZES[0]}, or --method int8"
     if not recipe.is_int4:
         return f"--method gptq --group-size {GROUP_SIZES[0]}, or --method int8"
     if recipe.group_size > GROUP_SIZES[0]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from localllm.engine.thread_count import ThreadCount
+from localllm.schedule.step_clock import StepClock
 
 # Seconds of a step by the number of threads.
 Machine = Callable[[int], float]
@@ -95,23 +96,42 @@ def test_sizes_of_steps_are_compared_with_their_like() -> None:
     fewer = 0
     for _ in range(1000):
         rows = rng.choice([1, 1, 1, 1, 256])
-        fewer += count.count(rows) == 1
-        assert rows == 1 or count.count(rows) == 2
-        count.book(rows, rows * alone(count.count(rows)))
+        given = count.count(rows, is_prompts=rows > 1)
+        fewer += given == 1
+        assert rows == 1 or given == 2
+        count.book(rows, rows * alone(given), is_prompts=rows > 1)
     assert fewer < 30
 
 
 def test_a_prompt_that_comes_first_gets_all_threads_until_its_steps_become_slower() -> None:
     count = ThreadCount(2)
     for _ in range(40):
-        assert count.count(512) == 2
-        count.book(512, alone(2))
+        assert count.count(512, is_prompts=True) == 2
+        count.book(512, alone(2), is_prompts=True)
     had = []
     for _ in range(40):
-        had.append(count.count(512))
-        count.book(512, beside_one(had[-1]))
+        had.append(count.count(512, is_prompts=True))
+        count.book(512, beside_one(had[-1]), is_prompts=True)
     assert had.index(1) < 15
     assert had[20:].count(2) < 8
+
+
+def test_a_prompt_ends_a_trial() -> None:
+    clock, other = StepClock(), object()
+    count = ThreadCount(2, clock)
+    while count.count(1) == 2:
+        count.book(1, alone(2))
+    assert not clock.begin_experiment(other)
+    assert count.count(400, is_prompts=True) == 2
+    assert clock.begin_experiment(other)
+
+
+def test_answers_to_many_on_a_machine_that_is_busy_from_the_start(rng: random.Random) -> None:
+    count, had = ThreadCount(2), []
+    for _ in range(200):
+        had.append(count.count(32))
+        count.book(32, rng.choice([1.0, 1.1]) * beside_one(had[-1]))
+    assert had[20:].count(2) < 20
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 64])

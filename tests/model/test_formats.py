@@ -145,6 +145,9 @@ def test_the_scales_of_inputs_are_read(scheme: Scheme, weight: Any, suffix: str)
     fused = type(plain).stack(read)
     assert float(fused.coded().input_scale) == max(expected)  # type: ignore[arg-type,union-attr]
     assert type(plain).stack([*read, plain]).coded().input_scale is None  # type: ignore[union-attr]
+    for bad in (0.0, -1.0, torch.inf, torch.nan, 1e-40):
+        broken = scheme.read({**tensors, suffix: torch.tensor([bad])})
+        assert broken.coded().input_scale is None  # type: ignore[union-attr]
     taken = fused.take_rows(torch.tensor([OUT, 1]))
     assert float(taken.coded().input_scale) == max(expected)  # type: ignore[arg-type,union-attr]
 

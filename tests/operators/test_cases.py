@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from every_family import small_config
+from torch import Tensor
 
+import localllm.operators.product_cases as cases_of_products
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.families.table import architecture_of
@@ -14,10 +17,12 @@ from localllm.model.random_weights import RandomWeights
 from localllm.operators.attention_cases import attention, rotation
 from localllm.operators.case import Cost, Setting, Sizes
 from localllm.operators.pointwise_cases import gate, norms, route, sampling
-from localllm.operators.product_cases import drawn_product, product_cases
+from localllm.operators.product_cases import Product, drawn_product, product_cases
 from localllm.operators.recurrence_cases import recurrences
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.products.int4_weight import Around
+from localllm_kernels.products.nvfp4_matmul import rounded_to_nvfp4
 from localllm_kernels.triton_ops import triton_ops
 
 CPU = torch.device("cpu")
@@ -86,6 +91,30 @@ def test_products_read_their_weights_once(kind: str, stored: int) -> None:
     moved = stored + ROWS * (96 + 256) * 2
     assert case.cost == Cost(moved, 2 * ROWS * 96 * 256, "bf16")
     assert case.distance() < 1
+
+
+@pytest.mark.parametrize("piece", [Piece.FP8, Piece.NVFP4])
+def test_inputs_that_a_checkpoint_wants_in_fewer_bits_are_compared_so(
+    piece: Piece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("rounds_inputs", "multiplies_nvfp4"):
+        monkeypatch.setattr(cases_of_products, name, lambda device: True)
+    on, weight, scale = setting("LlamaForCausalLM"), torch.randn(96, 256), torch.tensor(0.01)
+
+    def rounded(x: Tensor) -> Tensor:
+        if piece is Piece.NVFP4:
+            return rounded_to_nvfp4(x.float(), scale)
+        return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+    def own(x: Tensor, around: Around) -> Tensor:
+        return F.linear(rounded(x), weight).to(x.dtype)
+
+    def exact(x: Tensor, around: Around) -> Tensor:
+        return F.linear(x, weight)
+
+    for input_scale, is_right in ((scale, True), (None, False)):
+        product = Product(piece, "", "fp8", (96, 256), 1, own, own, exact, input_scale)
+        assert (product.case(on, ROWS).distance() < 1) == is_right
 
 
 def test_a_mixture_reads_the_experts_that_are_chosen() -> None:

@@ -409,7 +409,7 @@ def test_parts_that_do_not_go_together(fields: dict[str, Any]) -> None:
     [
         (Recipe("rtn"), 0, "--method gptq"),
         (Recipe("nvfp4"), 1000, "--method gptq"),
-        (Recipe("trellis"), 1000, "--method gptq"),
+        (Recipe("trellis"), 1000, "--bits 4 --group-size 32"),
         (Recipe("gptq"), 4, "more --calib-samples (256 tokens are few)"),
         (Recipe("gptq"), 1000, "--group-size 32"),
         (Recipe("awq", 32), 1000, "--method int8"),

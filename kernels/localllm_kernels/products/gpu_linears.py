@@ -92,7 +92,8 @@ class GpuLinears(Linears):
 
     @property
     def _knows_nvfp4(self) -> bool:
-        return self.workspace.capability >= NATIVE_CAPABILITY
+        # AMD's GPUs count otherwise.
+        return self.workspace.capability >= NATIVE_CAPABILITY and torch.version.hip is None
 
     def _blocks(
         self, weight: BlocksWeight, bias: Tensor | None, dtype: torch.dtype

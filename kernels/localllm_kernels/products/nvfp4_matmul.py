@@ -147,6 +147,11 @@ class PackedNvfp4:
         return cls(pairs, weight.scales, weight.factors * scale, scale, bias)
 
 
+def multiplies_nvfp4(device: torch.device) -> bool:
+    """Whether matrix units of `device` multiply NVFP4."""
+    return Workspace(device).capability >= NATIVE_CAPABILITY and torch.version.hip is None
+
+
 def quantize_to_nvfp4(x: Tensor, input_scale: Tensor) -> tuple[Tensor, Tensor]:
     """`x`: [rows, width], a multiple of 16 -> codes, uint8 [rows, width / 2], and scales,
     float8_e4m3fn [rows, width / 16], which `input_scale`, float32 [1], multiplies.
@@ -194,6 +199,17 @@ def nvfp4_matmul(x: Tensor, weight: PackedNvfp4, workspace: Workspace) -> Tensor
     return out
 
 
+def rounded_to_nvfp4(x: Tensor, input_scale: Tensor) -> Tensor:
+    """What `quantize_to_nvfp4` makes of `x`, float32 [rows, width], by torch; but ties go down."""
+    groups = x.view(len(x), x.shape[1] // _GROUP, _GROUP)
+    stored = (groups.abs().amax(2) / _MOST / input_scale).clamp(max=_MOST_SCALE)
+    scales = (stored.to(torch.float8_e4m3fn).float() * input_scale)[:, :, None]
+    sizes = torch.tensor(E2M1, device=x.device)
+    steps = torch.where(scales > 0, groups / scales, 0.0)
+    nearest = torch.bucketize(steps.abs().contiguous(), (sizes[1:] + sizes[:-1]) / 2)
+    return (sizes[nearest].copysign(steps) * scales).flatten(1)
+
+
 def nvfp4_matmul_reference(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
     """The same in float64."""
     assert weight.factors is not None
@@ -201,14 +217,9 @@ def nvfp4_matmul_reference(x: Tensor, weight: CodedWeight, bias: Tensor | None) 
     both = (*E2M1, *(-each for each in E2M1))
     values = torch.tensor(both, dtype=torch.float64, device=x.device)
     scales = (weight.scales.double() * weight.factors.double()[:, None]).repeat_interleave(16, 1)
-    groups = x.double().view(len(x), x.shape[1] // _GROUP, _GROUP)
-    stored = groups.abs().amax(2) / _MOST / weight.input_scale.double()
-    kept = stored.clamp(max=_MOST_SCALE).float().to(torch.float8_e4m3fn).double()
-    steps = groups / (kept * weight.input_scale.double())[:, :, None]
-    nearest = (steps.nan_to_num()[..., None] - values).abs().argmin(3)
-    rounded = values[nearest] * (kept * weight.input_scale.double())[:, :, None]
+    rounded = rounded_to_nvfp4(x.float(), weight.input_scale).double()
     whole = values[weight.codes.int()] * scales
-    return F.linear(rounded.flatten(1), whole, None if bias is None else bias.double())
+    return F.linear(rounded, whole, None if bias is None else bias.double())
 
 
 def _example(workspace: Workspace, num_rows: int) -> None:

@@ -59,6 +59,12 @@ class RecipeFlags(Flags):
                 param="bits",
                 hint="--bits 3 or 4, or 8 with --method int8 or fp8",
             )
+        if self._method == "trellis" and (self.group_size, self.symmetric) != (None, None):
+            raise RequestError(
+                "weights of 3 bits have a scale for each row",
+                param="bits",
+                hint="leave out --group-size, --sym and --asym",
+            )
         for name, value, known in (
             ("embedding", self.embedding, EMBEDDINGS),
             ("head", self.head, HEADS),

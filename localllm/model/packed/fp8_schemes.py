@@ -7,6 +7,7 @@ from torch import Tensor
 
 from localllm.model.packed.fp8 import Fp8Weight
 from localllm.model.packed.scheme import SCALE_DTYPES, Scheme, Shape, StoredTensor
+from localllm.model.packed.weight import input_scale
 from localllm_kernels.compiling.traits import WeightLayout
 
 
@@ -38,9 +39,7 @@ class Fp8(Scheme):
 
     def read(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
         codes, scales, block = tensors["weight"], tensors[self.marker], self.block
-        of_inputs = tensors.get("input_scale", tensors.get("activation_scale"))
-        if of_inputs is not None:
-            of_inputs = of_inputs.float().reshape(())
+        of_inputs = input_scale(tensors.get("input_scale", tensors.get("activation_scale")))
         if block is None:
             scales, block = scales.reshape(-1, 1).expand(len(codes), 1), (1, codes.shape[1])
         return Fp8Weight(codes, scales.contiguous(), block, of_inputs)

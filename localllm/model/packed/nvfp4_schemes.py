@@ -10,6 +10,7 @@ from localllm.files.gguf import BLOCK_TYPES
 from localllm.model.packed.int4 import pack_nibbles, unpack_nibbles
 from localllm.model.packed.nvfp4 import GROUP_SIZE, Nvfp4Weight
 from localllm.model.packed.scheme import Scheme, StoredTensor, check_multiple, count_groups
+from localllm.model.packed.weight import input_scale
 from localllm_kernels.compiling.traits import WeightLayout
 
 _BLOCK = BLOCK_TYPES[40]
@@ -143,7 +144,5 @@ def _weight(
         raise ValueError("a scale is NaN")
     if not (torch.isfinite(divisor).all() and (divisor > 0).all()):
         raise ValueError("a global scale is not a positive number")
-    if of_inputs is not None:
-        of_inputs = of_inputs.reshape(())
     divisors = divisor.reshape(1).expand(len(codes)).contiguous()
-    return Nvfp4Weight(codes, scales, divisors, of_inputs)
+    return Nvfp4Weight(codes, scales, divisors, input_scale(of_inputs))

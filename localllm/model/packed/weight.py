@@ -20,6 +20,17 @@ from localllm_kernels.linears import BlocksWeight, CodedWeight, Product
 MAX_OPERATOR_ROWS = 4
 
 
+def input_scale(stored: Tensor | None) -> Tensor | None:
+    """The scale of inputs that a file holds, float32 []; None if there is none, or one that cannot
+    be: of an expert, say, that no text of the calibration reached.
+    """
+    if stored is None:
+        return None
+    scale = stored.float().reshape(())
+    least = torch.finfo(torch.float32).tiny
+    return scale if bool(torch.isfinite(scale) & (scale >= least)) else None
+
+
 def widest(input_scales: Sequence[Tensor | None]) -> Tensor | None:
     """Of weights that share their inputs, the scale of these that clips least; None if a weight
     has none.
