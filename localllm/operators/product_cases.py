@@ -167,8 +167,10 @@ def _of_group(
     if scale is not None:
         weights = (source.quantized(name, on.device) for name in quantized)
         scale = widest([getattr(each, "input_scale", None) for each in weights])
-    product = Product(piece, group.kind, weight.kind, shape, num_bytes, *map(computing, ways))
-    product = replace(product, input_scale=scale)
+    of_own, of_rival, of_exact = map(computing, ways)
+    product = Product(
+        piece, group.kind, weight.kind, shape, num_bytes, of_own, of_rival, of_exact, scale
+    )
 
     def arounds(rows: int) -> Iterator[Around]:
         """Alone, and with what a layer in few launches computes with it."""
