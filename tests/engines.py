@@ -102,10 +102,10 @@ class GivenThreads(ThreadCount):
         self._given = cycle(numbers)
         self._next = next(self._given)
 
-    def count(self, num_rows: int, *, is_prompts: bool = False) -> int:
+    def count(self, num_rows: int, *, has_prompt: bool = False) -> int:
         return self._next
 
-    def book(self, num_rows: int, seconds: float, *, is_prompts: bool = False) -> None:
+    def book(self, num_rows: int, seconds: float, *, has_prompt: bool = False) -> None:
         self._next = next(self._given)
 
 

@@ -3,8 +3,9 @@
 Trellis-coded quantization (Marcellin and Fischer 1990; for weights Tseng et al. 2024, "QTIP"): a
 weight is the entry of a table at the 7 newest bits of its row, 3 of which are its own. The 4 older
 ones make it depend on its neighbour, so that the values of a row can be 128 ones, at 3 bits each.
-Inputs and weights are rotated by a Hadamard matrix with random signs (Chee et al. 2023, "QuIP"),
-which makes the weights of a row normally distributed: one table and a scale for each row suffice.
+Inputs and weights are rotated by a Hadamard matrix with signs drawn by a hash (Chee et al. 2023,
+"QuIP"), which makes the weights of a row normally distributed: one table and a scale for each row
+suffice.
 """
 
 import torch
@@ -27,7 +28,7 @@ TABLE = (
     *(27, -14, -31, 5, -3, 21, -21, 12, -21, 30, -9, 18, -41, 1, 23, 9),
     *(13, -24, -17, -39, 21, 1, 6, -7, 5, 52, -1, -7, -17, 8, 16, -29),
 )
-# Inputs that a rotation mixes; more would change little, and cost a GPU's product more.
+# Inputs that a rotation mixes: 128 lose 4 % more of `pocket`, and more cost a GPU's product more.
 _MOST_MIXED = 256
 # A step, for weights whose standard deviation is 1.
 STEP = 0.0488

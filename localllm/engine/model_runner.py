@@ -69,11 +69,11 @@ class ModelRunner(HeadRunner):
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
         began_s = time.perf_counter()
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        prompts = any(each.num_scheduled_tokens > 1 + len(each.draft) for each in batch.requests)
+        has_prompt = any(each.num_scheduled_tokens > 1 + len(each.draft) for each in batch.requests)
         if self._threads:
             if began_s - self._ended_s > _PAUSE_S:
                 self._threads.look_again()
-            count = self._threads.count(num_rows, is_prompts=prompts)
+            count = self._threads.count(num_rows, has_prompt=has_prompt)
             if count != torch.get_num_threads():
                 torch.set_num_threads(count)
         logits = self.forward(batch, hidden)
@@ -81,7 +81,7 @@ class ModelRunner(HeadRunner):
         sampled = sample_tokens(logits, caught_up, self._model.ops) if caught_up else []
         if self._threads:
             self._ended_s = time.perf_counter()
-            self._threads.book(num_rows, self._ended_s - began_s, is_prompts=prompts)
+            self._threads.book(num_rows, self._ended_s - began_s, has_prompt=has_prompt)
         return Computed(sampled, self._hidden)
 
     def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:

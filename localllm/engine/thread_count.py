@@ -3,9 +3,9 @@
 If other processes use the cores, more threads are slower, not faster: the threads run in lockstep,
 so all wait for one that has no core. So other numbers are tried for a few steps at a time: soon
 when steps have become slower, and seldom otherwise, so that trials cost an idle machine less than
-one step in a hundred. A step of a prompt takes as long as a hundred of an answer, so fewer threads
-are tried in it only once it has become slower. Only times are compared; no result depends on the
-number of threads.
+one step in a hundred. A step of a prompt takes far longer than one of an answer, so fewer
+threads are tried in it only once it has become slower. Only times are compared; no result depends
+on the number of threads.
 """
 
 from dataclasses import dataclass, field
@@ -98,24 +98,26 @@ class ThreadCount:
         self._leaps = False
         self._up, self._down = _Pause(*_UP), _Pause(*_DOWN)
 
-    def count(self, num_rows: int, *, is_prompts: bool = False) -> int:
-        """The number of threads for a step of `num_rows` rows; `is_prompts`: of a prompt, too."""
+    def count(self, num_rows: int, *, has_prompt: bool = False) -> int:
+        """The number of threads for a step of `num_rows` rows; `has_prompt`: whether some are a
+        prompt's, which ends a trial of fewer threads.
+        """
         trial = self._trial
-        if trial is not None and not (trial.at > self._at or self._may_lose(num_rows, is_prompts)):
+        if trial is not None and not (trial.at > self._at or self._may_lose(num_rows, has_prompt)):
             self._end()
             self._down.reset()
         return self._numbers[self._trial.at if self._trial else self._at]
 
-    def _may_lose(self, num_rows: int, is_prompts: bool) -> bool:
+    def _may_lose(self, num_rows: int, has_prompt: bool) -> bool:
         """Whether fewer threads may be tried in such a step."""
         times = self._times.get((self._at, _size(num_rows)))
-        return not is_prompts or (times is not None and times.is_slow)
+        return not has_prompt or (times is not None and times.is_slow)
 
     def look_again(self) -> None:
         """Try more threads again soon, after a pause in which other processes may have ended."""
         self._up.reset()
 
-    def book(self, num_rows: int, seconds: float, *, is_prompts: bool = False) -> None:
+    def book(self, num_rows: int, seconds: float, *, has_prompt: bool = False) -> None:
         """Record that a step took `seconds` with the threads that `count` gave it."""
         if len(self._numbers) == 1:
             return
@@ -124,14 +126,14 @@ class ThreadCount:
             pass
         elif self._trial is None:
             self._note(self._at, size, seconds)
-            self._consider(num_rows, is_prompts)
+            self._consider(num_rows, has_prompt)
         else:
             self._try(self._trial, size, seconds)
 
     def _note(self, at: int, size: int, seconds: float) -> None:
         self._times.setdefault((at, size), _Times()).add(seconds)
 
-    def _consider(self, num_rows: int, is_prompts: bool) -> None:
+    def _consider(self, num_rows: int, has_prompt: bool) -> None:
         """Begin a trial if one is due behind a step of `num_rows` rows."""
         times = self._times[self._at, _size(num_rows)]
         if times.is_slow:
@@ -142,7 +144,7 @@ class ThreadCount:
                 top = len(self._numbers) - 1
                 self._begin((self._at + top + 1) // 2 if self._leaps else self._at + 1)
                 return
-        if self._at > 0 and self._may_lose(num_rows, is_prompts):
+        if self._at > 0 and self._may_lose(num_rows, has_prompt):
             self._down.left -= 1
             if self._down.left <= 0:
                 self._begin(self._at // 2 if self._leaps else self._at - 1)

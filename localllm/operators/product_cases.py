@@ -24,6 +24,7 @@ from localllm.operators.case import Cost, OperatorCase, Setting, distance
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.attention.kv_cache import dequantize_rows, quantize_rows
 from localllm_kernels.compiling.choice import Piece
+from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.gpu_experts import StackedProduct
 from localllm_kernels.linears import ExpertsProduct
 from localllm_kernels.products.fp8_matmul import rounds_inputs
@@ -76,7 +77,11 @@ class Product:
                 else:
                     steps = (wide / scale).clamp(-448, 448)
                     wide = steps.to(torch.float8_e4m3fn).float() * scale
-            elif self.piece is Piece.NVFP4 and scale is not None and multiplies_nvfp4(on.device):
+            elif (
+                self.piece is Piece.NVFP4
+                and scale is not None
+                and multiplies_nvfp4(Workspace(on.device))
+            ):
                 wide = rounded_to_nvfp4(wide, scale)
             return distance(self.own(x, around), self.exact(wide, _widened(around)), on.unit)
 

@@ -1,4 +1,4 @@
-"""Quantize one layer to 4 bits, its linears in the order in which they compute.
+"""Quantize one layer to 3 or 4 bits, its linears in the order in which they compute.
 
 Each group of linears is quantized with the inputs that the quantized ones before it produce ("true
 sequential", as in the GPTQ authors' code), and towards the outputs of the unquantized model (Li et

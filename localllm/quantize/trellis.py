@@ -33,7 +33,7 @@ def round_trellis(
         moments = factor = torch.eye(width, device=weight.device)
     else:
         moments = rotated(rotated(hessian, by).T, by)
-        factor = DampedInverse.of(moments.clone(), is_ordered=True).factor.contiguous()
+        factor = DampedInverse.of(moments, is_ordered=True).factor.contiguous()
     rounded = TrellisWeight(_windows(turned / scales[:, None], factor, ops), scales)
     # The best scales for these steps.
     steps = rounded.steps()

@@ -96,22 +96,22 @@ def test_sizes_of_steps_are_compared_with_their_like() -> None:
     fewer = 0
     for _ in range(1000):
         rows = rng.choice([1, 1, 1, 1, 256])
-        given = count.count(rows, is_prompts=rows > 1)
+        given = count.count(rows, has_prompt=rows > 1)
         fewer += given == 1
         assert rows == 1 or given == 2
-        count.book(rows, rows * alone(given), is_prompts=rows > 1)
+        count.book(rows, rows * alone(given), has_prompt=rows > 1)
     assert fewer < 30
 
 
 def test_a_prompt_that_comes_first_gets_all_threads_until_its_steps_become_slower() -> None:
     count = ThreadCount(2)
     for _ in range(40):
-        assert count.count(512, is_prompts=True) == 2
-        count.book(512, alone(2), is_prompts=True)
+        assert count.count(512, has_prompt=True) == 2
+        count.book(512, alone(2), has_prompt=True)
     had = []
     for _ in range(40):
-        had.append(count.count(512, is_prompts=True))
-        count.book(512, beside_one(had[-1]), is_prompts=True)
+        had.append(count.count(512, has_prompt=True))
+        count.book(512, beside_one(had[-1]), has_prompt=True)
     assert had.index(1) < 15
     assert had[20:].count(2) < 8
 
@@ -122,7 +122,7 @@ def test_a_prompt_ends_a_trial() -> None:
     while count.count(1) == 2:
         count.book(1, alone(2))
     assert not clock.begin_experiment(other)
-    assert count.count(400, is_prompts=True) == 2
+    assert count.count(400, has_prompt=True) == 2
     assert clock.begin_experiment(other)
 
 

@@ -140,7 +140,7 @@ def test_the_gate(ops: CpuOps, width: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "is_turned"), CACHES)
 @pytest.mark.parametrize("has_norms", [True, False])
-@pytest.mark.parametrize("head_dim", [16, 24, 64])
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 640])
 def test_rotary_and_the_kv_write(
     ops: CpuOps, dtype: torch.dtype, is_turned: bool, has_norms: bool, head_dim: int
 ) -> None:

@@ -10,6 +10,7 @@ from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import VALUES
 from localllm.model.packed.nvfp4 import Nvfp4Weight
 from localllm.model.packed.trellis import TrellisWeight
+from localllm.quantize import trellis
 from localllm.quantize.awq import NUM_OUTPUTS, normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
@@ -287,6 +288,24 @@ def test_a_trellis_of_3_bits_loses_less_with_the_error_fed_back() -> None:
         errors = ((each - weight) for each in (fed_back, other))
         own, others = (((e @ hessian) * e).sum(1) for e in errors)
         assert (own <= others).all()
+
+
+def test_a_trellis_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, hessian = weight_and_hessian()
+    found = [round_trellis(weight, hessian)]
+    monkeypatch.setattr(trellis, "_AHEAD", 0)
+    found.append(round_trellis(weight, hessian))
+    ahead, blind = (lost(weight, each.dequantize(torch.float32), hessian) for each in found)
+    assert ahead < 0.95 * blind
+
+
+def test_files_in_3_bits_keep_their_meaning() -> None:
+    """The table, the order of the bits, the signs and what is mixed."""
+    codes = (torch.arange(2 * 144) * 37 % 256).byte().view(2, 144)
+    weight = TrellisWeight(codes, torch.tensor([1.0, 0.5])).dequantize(torch.float32)
+    assert weight[0, :3].tolist() == pytest.approx([4.4194174, -7.8665628, -3.8890872])
+    assert weight[1, -2:].tolist() == pytest.approx([15.4237661, 19.8431835])
+    assert float(weight.double().square().sum()) == pytest.approx(267312.7407)
 
 
 def test_int8_and_fp8_are_near() -> None:

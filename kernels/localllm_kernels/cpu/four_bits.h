@@ -67,7 +67,7 @@ INLINE uint16_t scale4(const float *x, int64_t dim, uint16_t kept, uint16_t mark
 
 /* Codes without a sign, and the scale. */
 INLINE uint16_t code_value(const float *x, int64_t dim, uint8_t *codes) {
-  float rotated[MAX_DIM + LANES] = {0};
+  float rotated[STORED_DIM + LANES] = {0};
   memcpy(rotated, x, (size_t)dim * sizeof(float));
   rotate_numbers(rotated, dim);
   const uint16_t scale = scale4(rotated, dim, 0xffff, 0);
@@ -97,7 +97,7 @@ INLINE uint16_t from_mean(const KVCache *c, int64_t head, const float *x, float 
 }
 INLINE uint16_t code_key(const KVCache *c, int64_t head, const float *x, uint8_t *codes) {
   const int64_t dim = c->head_dim;
-  float left[MAX_DIM + LANES] = {0};
+  float left[STORED_DIM + LANES] = {0};
   const uint16_t mean = from_mean(c, head, x, left);
   rotate_numbers(left, dim);
   const uint16_t scale = scale4(left, dim, (uint16_t)~(MEANS4 - 1), mean);
@@ -120,7 +120,7 @@ INLINE void place_halves(const uint8_t *codes, int64_t dim, uint8_t *to, int64_t
     to[i * stride] = (uint8_t)(codes[i] | codes[i + dim / 2] << 4);
 }
 INLINE void write_key4(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  uint8_t codes[MAX_DIM];
+  uint8_t codes[STORED_DIM];
   const int64_t dim = c->head_dim, size = c->block_size;
   ((uint16_t *)c->key_scales)[row] = code_key(c, row / size % c->kv_heads, x, codes);
   if (!c->is_turned) {
@@ -132,7 +132,7 @@ INLINE void write_key4(const KVCache *c, int64_t row, int64_t at, const float *x
     for (int64_t b = 0; b < 4; b++) to[b] = (uint8_t)(codes[i + b] | codes[i + 4 + b] << 4);
 }
 INLINE void write_value4(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  uint8_t codes[MAX_DIM];
+  uint8_t codes[STORED_DIM];
   const int64_t dim = c->head_dim, first = row - at % 4;
   ((uint16_t *)c->value_scales)[row] = code_value(x, dim, codes);
   uint8_t *values = c->values;

@@ -81,7 +81,7 @@ INLINE void write_turned_value(const KVCache *c, int64_t row, int64_t at, const 
 }
 
 INLINE void write_key(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  float less[MAX_DIM + LANES];
+  float less[STORED_DIM + LANES];
   if (c->kind != KV_INT4 && c->key_means) {
     const float *means = c->key_means + row / c->block_size % c->kv_heads * c->head_dim;
     for (int64_t i = 0; i < c->head_dim; i++) less[i] = x[i] - means[i];

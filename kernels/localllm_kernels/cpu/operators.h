@@ -69,7 +69,8 @@ typedef struct {
 
 /* Keys and values of one layer, see kv_cache.py. */
 enum { KV_FLOAT32, KV_BFLOAT16, KV_INT8, KV_FP8, KV_INT4 };
-#define MAX_DIM 576 /* of a head */
+#define MAX_DIM 576     /* of a head that attention takes */
+#define STORED_DIM 1024 /* of one that is stored */
 #define MEANS4 4    /* of a head's keys; the lowest bits of a key's scale say which one it has */
 typedef struct {
   void *keys, *values;             /* [blocks, kv_heads, block_size, head_dim] */

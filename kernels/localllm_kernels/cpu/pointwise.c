@@ -224,7 +224,7 @@ void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv
     for (int64_t head = 0; head < kv_heads; head++, x += dim) {
       const int64_t to = (block * kv_heads + head) * cache->block_size + offset;
       const float *value = r->has_values ? x + kv_heads * dim : x;
-      float key[MAX_DIM], normed[MAX_DIM];
+      float key[STORED_DIM], normed[STORED_DIM];
       turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
       write_key(cache, to, offset, key);
       if (r->norms_values) {
@@ -250,7 +250,7 @@ static void turn_all(const Team *team, void *arguments) {
 }
 /* Returns 1 if a head is too wide. */
 int rotate_and_store(const Rotation *r, const float *qkv, float *query, int64_t threads) {
-  if (r->cache.head_dim > MAX_DIM) return 1;
+  if (r->cache.head_dim > STORED_DIM) return 1;
   run_team(r->rows > 1 ? threads : 1, turn_all, &(Turn){r, qkv, query});
   return 0;
 }

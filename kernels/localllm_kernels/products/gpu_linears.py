@@ -19,7 +19,7 @@ from localllm_kernels.products.fp8_matmul import fp8_matmul
 from localllm_kernels.products.int4_matmul import int4_matmul
 from localllm_kernels.products.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.products.int8_matmul import int8_matmul
-from localllm_kernels.products.nvfp4_matmul import NATIVE_CAPABILITY, PackedNvfp4, nvfp4_matmul
+from localllm_kernels.products.nvfp4_matmul import PackedNvfp4, multiplies_nvfp4, nvfp4_matmul
 from localllm_kernels.products.traits import triton_multiplies
 from localllm_kernels.products.trellis_matmul import PackedTrellis, trellis_matmul
 
@@ -79,7 +79,7 @@ class GpuLinears(Linears):
         if kind == "int8":
             of_rows = scales.flatten()
             return lambda x: int8_matmul(x, codes, of_rows, bias, workspace)
-        if kind == "nvfp4" and weight.input_scale is not None and self._knows_nvfp4:
+        if kind == "nvfp4" and weight.input_scale is not None and multiplies_nvfp4(workspace):
             own = PackedNvfp4.pack(weight, bias)
             return lambda x: nvfp4_matmul(x, own, workspace)
         if kind == "trellis3":
@@ -89,11 +89,6 @@ class GpuLinears(Linears):
             of_inputs = weight.input_scale
             return lambda x: fp8_matmul(x, codes, scales, block, bias, workspace, of_inputs)
         return ExpertLinears().packed(weight, bias, dtype)
-
-    @property
-    def _knows_nvfp4(self) -> bool:
-        # AMD's GPUs count otherwise.
-        return self.workspace.capability >= NATIVE_CAPABILITY and torch.version.hip is None
 
     def _blocks(
         self, weight: BlocksWeight, bias: Tensor | None, dtype: torch.dtype

@@ -147,9 +147,9 @@ class PackedNvfp4:
         return cls(pairs, weight.scales, weight.factors * scale, scale, bias)
 
 
-def multiplies_nvfp4(device: torch.device) -> bool:
-    """Whether matrix units of `device` multiply NVFP4."""
-    return Workspace(device).capability >= NATIVE_CAPABILITY and torch.version.hip is None
+def multiplies_nvfp4(workspace: Workspace) -> bool:
+    """Whether the matrix units of its GPU multiply NVFP4; AMD's count their versions otherwise."""
+    return workspace.capability >= NATIVE_CAPABILITY and torch.version.hip is None
 
 
 def quantize_to_nvfp4(x: Tensor, input_scale: Tensor) -> tuple[Tensor, Tensor]:
