@@ -21,6 +21,7 @@ from localllm_kernels.compiling.launch import Workspace, present, tile_config
 from localllm_kernels.experts.product import E2M1
 from localllm_kernels.linears import CodedWeight
 from localllm_kernels.products.split_sum import add_parts
+from localllm_kernels.products.store_outputs import store_outputs
 
 NATIVE_CAPABILITY = 100
 # The first GPUs whose units multiply scaled tiles of less than 128 rows.
@@ -113,13 +114,7 @@ def _nvfp4_kernel(
         )
         if not is_done:
             return
-    acc *= tl.load(factors_ptr + columns, mask=is_column, other=0.0)[None, :]
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    at = row_at * width_out + columns[None, :]
-    tl.store(
-        out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :]
-    )
+    store_outputs(acc, factors_ptr, bias_ptr, out_ptr, rows, columns, num_rows, width_out, HAS_BIAS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present, tile_config
 from localllm_kernels.linears import CodedWeight
 from localllm_kernels.products.split_sum import add_parts
+from localllm_kernels.products.store_outputs import store_outputs
 from localllm_kernels.trellis import TABLE, num_mixed, rotated, signs, unpack_windows
 
 # Rows that are rotated at a time, and outputs of the Hadamard matrix.
@@ -106,13 +107,7 @@ def _trellis_kernel(
         )
         if not is_done:
             return
-    acc *= tl.load(scales_ptr + columns, mask=is_column, other=0.0)[None, :]
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    at = rows.to(tl.int64)[:, None] * width_out + columns[None, :]
-    tl.store(
-        out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_column[None, :]
-    )
+    store_outputs(acc, scales_ptr, bias_ptr, out_ptr, rows, columns, num_rows, width_out, HAS_BIAS)
 
 
 @dataclass(frozen=True, slots=True)
