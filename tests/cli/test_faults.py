@@ -121,7 +121,11 @@ def test_a_folder_without_a_tokenizer(make_checkpoint: Make, localllm: Run) -> N
         ("{% if %}", "broken"),
         ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ ''.__class__.__mro__ }}", "escape"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1.5 s"),
+        # By its own clock of processor time, or by the asking process's on a busy machine.
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "stopped",
+        ),
         ("{{ 'x' * 999999999 }}", "stopped"),
     ],
 )
