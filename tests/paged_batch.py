@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows
+from localllm_kernels.attention.four_bits import FOUR_BITS, NUM_MEANS, KeyCoding
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, coded_rows, plain_rows
 from localllm_kernels.attention.paged_attention import (
     KEY_TILE,
     QUERY_TILE,
@@ -19,9 +20,22 @@ HEAD_DIM = 24
 MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
 
 
-def _kept(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    values = codes.double()
-    return values if scales is None else values * scales.double().unsqueeze(-1)
+def drawn_coding(kv_heads: int, head_dim: int, *, values_are_keys: bool = False) -> KeyCoding:
+    """Of keys in 4 bits, as if found for a model; keys that are values have one mean."""
+    generator = torch.Generator().manual_seed(head_dim)
+    shape = kv_heads, NUM_MEANS, head_dim
+    means = 2 * torch.randn(*shape, generator=generator)
+    if values_are_keys:
+        means = means[:, :1].expand(shape).contiguous()
+    queries = torch.randn(kv_heads, 4 * head_dim, head_dim, generator=generator)
+    spreads = 0.5 + torch.rand(kv_heads, head_dim, generator=generator)
+    return KeyCoding.fitted(means, spreads, queries.transpose(1, 2) @ queries)
+
+
+def _kept(cache: KVCache, codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    if scales is None:
+        return codes.double()
+    return plain_rows(codes, scales, cache.coding, are_keys=codes is cache.key).double()
 
 
 def turned(cache: KVCache) -> KVCache:
@@ -93,19 +107,30 @@ class Batch:
 
     @property
     def cache(self) -> KVCache:
-        if self.value_dim is not None:
-            if self.kv_dtype not in CODE_LIMITS:
-                rows = self.key_cache.to(self.kv_dtype)
-                return KVCache(rows, rows)
-            codes, scales = quantize_rows(self.key_cache, self.kv_dtype)
-            return KVCache(codes, codes, scales, scales)
-        if self.kv_dtype not in CODE_LIMITS:
-            rows = KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
-        else:
-            key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
-            value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
-            rows = KVCache(key, value, key_scales, value_scales)
+        coding, are_same = None, self.value_dim is not None
+        if self.kv_dtype == FOUR_BITS:
+            _, kv_heads, _, head_dim = self.key_cache.shape
+            coding = drawn_coding(kv_heads, head_dim, values_are_keys=are_same)
+            coding = coding.to(self.key_cache.device)
+        key, key_scales = self._stored(self.key_cache, coding, are_keys=True)
+        if are_same:
+            return KVCache(key, key, key_scales, key_scales, coding=coding)
+        value, value_scales = self._stored(self.value_cache, coding, are_keys=False)
+        rows = KVCache(key, value, key_scales, value_scales, coding=coding)
         return turned(rows) if self.is_turned else rows
+
+    def _stored(
+        self, rows: torch.Tensor, coding: KeyCoding | None, *, are_keys: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if coding is None and self.kv_dtype not in CODE_LIMITS:
+            return rows.to(self.kv_dtype), None
+        by_token = rows.transpose(1, 2).flatten(0, 1)
+        codes, scales = coded_rows(by_token, self.kv_dtype, coding, are_keys=are_keys)
+        codes, scales = (
+            part.view(*rows.shape[:1], BLOCK_SIZE, *part.shape[1:]).transpose(1, 2).contiguous()
+            for part in (codes, scales)
+        )
+        return codes, scales
 
     def expected(
         self,
@@ -120,7 +145,9 @@ class Batch:
         starts = self.cu_seqlens_q.tolist()
         for i, length in enumerate(self.seq_lens.tolist()):
             key, value = (
-                _kept(codes, scales)[self.block_tables[i].long()].transpose(1, 2).flatten(0, 1)
+                _kept(cache, codes, scales)[self.block_tables[i].long()]
+                .transpose(1, 2)
+                .flatten(0, 1)
                 for codes, scales in (
                     (cache.key, cache.key_scales),
                     (cache.value, cache.value_scales),

@@ -58,10 +58,13 @@ def triton_ops(
         key_fragments=choice.key_fragments,
     )
 
+    def most_rows(query: Tensor, cache: KVCache, value_dim: int) -> int:
+        return max_decode_rows(query.itemsize, value_dim, is_4_bit=cache.coding is not None)
+
     def attend(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
         group = query.shape[1] // cache.key.shape[1]
         rows = arguments["max_query_len"] * group
-        most = max_decode_rows(query.itemsize, arguments["value_dim"])
+        most = most_rows(query, cache, arguments["value_dim"])
         has_few = not deterministic and rows <= most
         if (Piece.FEW_QUERIES if has_few else Piece.MANY_QUERIES) in choice.to_torch:
             return paged_attention_reference(query, cache, **arguments)
@@ -82,7 +85,7 @@ def triton_ops(
         value_dim = query.shape[2] if value_dim is None else value_dim
         most = query.shape[1]
         if value_dim > WIDE_VALUES:
-            most = max_decode_rows(query.itemsize, value_dim)
+            most = most_rows(query, cache, value_dim)
         arguments["value_dim"] = value_dim
         return in_parts_of_heads(attend, most, query, cache, **arguments)
 

@@ -20,7 +20,7 @@ from localllm.operators.case import OperatorCase, Setting, Sizes
 from localllm.operators.cases import ALL_FRAGMENTS
 from localllm.operators.pointwise_cases import Filters, gate, norms, sampling
 from localllm.operators.product_cases import drawn_product
-from localllm_kernels.attention.kv_cache import CODE_LIMITS
+from localllm_kernels.attention.cache_arguments import CODES
 from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.triton_ops import triton_ops
@@ -91,7 +91,7 @@ def _attentions(
     for seqs in (1, 8):
         decode = seqs * [(inputs.decode_context, 1)]
         yield _attention(on, on.sizes.kv_dtype, decode, spec)
-        for kv_dtype in CODE_LIMITS:
+        for kv_dtype in CODES.values():
             yield _attention(on, kv_dtype, decode, spec)
             yield _attention(second, kv_dtype, decode, spec, " fragments")
     prompt = (inputs.prefill_tokens, inputs.prefill_tokens)
@@ -116,7 +116,8 @@ def _attention(
             flat, keys, values, is_causal=new > 1, enable_gqa=True
         ),
     )
-    stored = str(kv_dtype).removeprefix("torch.") + way
+    name = next((name for name, each in CODES.items() if each == kv_dtype), str(kv_dtype))
+    stored = name.removeprefix("torch.") + way
     name = f"attention {'prefill' if new > 1 else 'decode'} {stored}"
     return Line(name, {"rows": seqs * new, "context": context}, case)
 

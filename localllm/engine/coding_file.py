@@ -67,7 +67,7 @@ def _read(path: Path, like: tuple[KeyCoding, ...]) -> tuple[KeyCoding, ...] | No
                     raise ValueError(f"{i}.{name} has the shape {tuple(part.shape)}")
                 if not part.isfinite().all():
                     raise ValueError(f"{i}.{name} is not finite")
-            codings.append(KeyCoding(*(part.to(plain.means.device) for part in parts)))
+            codings.append(KeyCoding(*parts).to(plain.means.device))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -17,7 +17,7 @@ from localllm.engine.expert_memory import expert_sizes
 from localllm.engine.key_codings import find_codings
 from localllm.engine.memory import MemoryPlan, describe_taken, reconcile
 from localllm.engine.threads import choose_threads
-from localllm.errors import BackendError, CheckpointError, GpuMemoryError
+from localllm.errors import CheckpointError, GpuMemoryError
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
@@ -136,10 +136,6 @@ def build_decoder(
     architecture = architecture.with_states(config.state_dtype)
     device = _prepared_device(config)
     dtype, kv_dtype = dtypes_of(architecture, config)
-    if kv_dtype == FOUR_BITS and device.type != "cpu":
-        raise BackendError(
-            "keys and values in 4 bits have no kernels for a GPU yet", hint="--kv-cache-dtype int8"
-        )
     weights = source.weights if isinstance(source, CheckpointWeights) else source
     chosen = operators_for(weights, architecture, config, device, listener)
     ops = chosen.ops

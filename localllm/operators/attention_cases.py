@@ -10,12 +10,13 @@ from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.paged_kv_cache import empty_cache
 from localllm.operators.case import TOLERANCE, Cost, OperatorCase, Setting, distance, widened
 from localllm_kernels import TORCH_OPS, Ops
-from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
+from localllm_kernels.attention.four_bits import FOUR_BITS, KeyCoding
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, coded_rows, row_bytes
 from localllm_kernels.compiling.choice import Piece
 
 # The largest step between neighbouring codes, relative to the root mean square of a row; codes may
 # differ by one if a quotient lies between two.
-_CODE_STEPS = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3}
+_CODE_STEPS = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3, FOUR_BITS: 1.0}
 
 
 def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
@@ -38,7 +39,10 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
     def cache(dtype: torch.dtype) -> KVCache | None:
         if not has_own:
             return None
-        return empty_cache(shape, dtype, on.device, values_are_keys=spec.values_are_keys)
+        coding = _coding(on, spec) if dtype == FOUR_BITS else None
+        return empty_cache(
+            shape, dtype, on.device, values_are_keys=spec.values_are_keys, coding=coding
+        )
 
     def call(ops: Ops, qkv: Tensor, norm: Tensor | None, cache: KVCache | None) -> Tensor:
         return ops.rotate_and_store(
@@ -54,6 +58,10 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
             norms_values=norms is not None and norms.has_value,
         )
 
+    def written_of(part: Tensor) -> Tensor:
+        """Those that were written."""
+        return part.transpose(1, 2).flatten(0, 1)[slots]
+
     def away() -> float:
         kept, exact = cache(sizes.kv_dtype), cache(torch.float)
         query = call(on.own, qkv, norm, kept)
@@ -66,7 +74,7 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
         if sizes.kv_dtype in _CODE_STEPS:
             unit = _CODE_STEPS[sizes.kv_dtype] / TOLERANCE
         pairs = ((found.key, exact.key), (found.value, exact.value))
-        return max(furthest, *(distance(*pair, unit) for pair in pairs))
+        return max(furthest, *(distance(written_of(a), written_of(b), unit) for a, b in pairs))
 
     # Values that are keys are written twice, to the same memory.
     written = 2 * rows * kv_heads * row_bytes(dim, sizes.kv_dtype) if has_own else 0
@@ -131,8 +139,26 @@ def attention(
 def _filled(on: Setting, shape: tuple[int, ...], spec: AttentionSpec) -> KVCache:
     dtype, count = on.sizes.kv_dtype, 1 if spec.values_are_keys else 2
     drawn = [torch.randn(shape, device=on.device) for _ in range(count)]
-    if dtype not in CODE_LIMITS:
+    coding = _coding(on, spec) if dtype == FOUR_BITS else None
+    if coding is None and dtype not in CODE_LIMITS:
         plain = [each.to(dtype) for each in drawn]
         return KVCache(plain[0], plain[-1])
-    codes, scales = zip(*(quantize_rows(each, dtype) for each in drawn), strict=True)
-    return KVCache(codes[0], codes[-1], scales[0], scales[-1])
+    blocks, _, size, _ = shape
+    parts = []
+    for i, each in enumerate(drawn):
+        by_token = each.transpose(1, 2).flatten(0, 1)
+        for part in coded_rows(by_token, dtype, coding, are_keys=i == 0):
+            parts.append(part.view(blocks, size, *part.shape[1:]).transpose(1, 2).contiguous())
+    return KVCache(parts[0], parts[-2], parts[1], parts[-1], coding=coding)
+
+
+def _coding(on: Setting, spec: AttentionSpec) -> KeyCoding:
+    """Of keys in 4 bits, with means and factors but without feedback, which only moves errors."""
+    shape = (1, spec.num_kv_heads, spec.head_dim)
+    plain = KeyCoding.plain(shape, on.device).layer(0)
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(plain.means.shape, generator=generator).to(on.device)
+    factors = 0.8 + 0.4 * torch.rand(plain.factors.shape, generator=generator).to(on.device)
+    if spec.values_are_keys:
+        means = means[:, :1].expand_as(means).contiguous()
+    return replace(plain, means=means, factors=factors)

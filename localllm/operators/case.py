@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localllm.model.architecture import Architecture
 from localllm_kernels import TORCH_OPS, Ops
-from localllm_kernels.attention.kv_cache import KVCache, dequantize_rows
+from localllm_kernels.attention.kv_cache import KVCache, plain_rows
 from localllm_kernels.compiling.choice import Piece
 from localllm_kernels.compiling.traits import Arithmetic
 
@@ -116,9 +116,10 @@ def widened(given: Any) -> Any:
     """A tensor or a cache in float32, with the values that its codes stand for."""
     match given:
         case KVCache(key_scales=Tensor() as key_scales, value_scales=Tensor() as value_scales):
-            key = dequantize_rows(given.key, key_scales)
-            own_values = not given.values_are_keys
-            return KVCache(key, dequantize_rows(given.value, value_scales) if own_values else key)
+            key = value = plain_rows(given.key, key_scales, given.coding, are_keys=True)
+            if not given.values_are_keys:
+                value = plain_rows(given.value, value_scales, given.coding, are_keys=False)
+            return KVCache(key, value)
         case KVCache():
             key = given.key.float()
             return KVCache(key, key if given.values_are_keys else given.value.float())

@@ -20,7 +20,7 @@ from localllm.operators.pointwise_cases import gate, norms, route, sampling
 from localllm.operators.product_cases import product_cases
 from localllm.operators.recurrence_cases import recurrences
 from localllm_kernels import Ops
-from localllm_kernels.attention.kv_cache import CODE_LIMITS
+from localllm_kernels.attention.cache_arguments import CODES
 from localllm_kernels.compiling.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.pointwise.gate import GateKind
 from localllm_kernels.products.int4_matmul import MAX_TILE_ROWS
@@ -69,7 +69,7 @@ def _attentions(
     few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])
     for requests in few:
         yield attention(on, Piece.FEW_QUERIES, requests, spec)
-        if on.sizes.kv_dtype in CODE_LIMITS:
+        if on.sizes.kv_dtype in CODES.values():
             yield attention(second, Piece.KEY_FRAGMENTS, requests, spec)
     # Two prompts in a step, and a turn after a long conversation.
     for requests in ([(_CONTEXT, _NEW), (_NEW, _NEW)], [(4 * _CONTEXT, 70)]):

@@ -11,6 +11,7 @@ from rounding import assert_near, fp8_case, sum_bound
 
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.attention.decode import paged_attention_decode
+from localllm_kernels.attention.four_bits import FOUR_BITS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.compiling.launch import Workspace
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU here"),
 ]
 DTYPES = [torch.bfloat16, torch.float16]
-KV_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
+KV_DTYPES = [None, torch.int8, torch.float8_e4m3fn, FOUR_BITS]
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 # Keys of requests, and how many of them are new; four times eight heads are the most rows that
 # decode has in float32.

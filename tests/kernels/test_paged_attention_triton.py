@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from paged_batch import MIXED, Batch
 from localllm.operators.case import distance, unit_of
 from localllm_kernels import triton_ops as table
 from localllm_kernels.attention.decode import paged_attention_decode, takes_fragments
+from localllm_kernels.attention.four_bits import FOUR_BITS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.prefill import paged_attention_prefill
 from localllm_kernels.compiling.choice import Choice, Piece
@@ -24,7 +26,7 @@ from localllm_kernels.triton_ops import triton_ops
 
 pytestmark = needs_interpreter
 
-KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
+KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn, FOUR_BITS]
 CPU = torch.device("cpu")
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # New tokens of one, or of a draft window; a request without any is one that has just ended.
@@ -32,12 +34,14 @@ WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (102
 
 
 def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
+    names = ["key", "key_scales"]
+    if not cache.values_are_keys:
+        names += ["value", "value_scales"]
+    parts = {name: getattr(cache, name) for name in names}
+    guarded = {name: memory.guarded(part) for name, part in parts.items() if part is not None}
     if cache.values_are_keys:
-        scales = None if cache.key_scales is None else memory.guarded(cache.key_scales)
-        rows = memory.guarded(cache.key)
-        return KVCache(rows, rows, scales, scales)
-    parts = (cache.key, cache.value, cache.key_scales, cache.value_scales)
-    return KVCache(*(None if part is None else memory.guarded(part) for part in parts))
+        guarded |= {name.replace("key", "value"): part for name, part in guarded.items()}
+    return replace(cache, **guarded)
 
 
 def decoded(
@@ -130,9 +134,10 @@ def check_fragments(
     rows = int(batch.cu_seqlens_q.diff().max()) * group
     assert takes_fragments(batch.query, batch.cache, rows)
     found = decoded(batch, window, num_splits, Workspace(CPU, key_fragments=True), num_hidden)
-    # Weights and results are rounded; Triton's interpreter cuts bfloat16 off.
+    # Weights and results are rounded; Triton's interpreter cuts bfloat16 off, and queries are
+    # rounded once more where they are turned.
     expected = batch.expected(0.3, window, num_hidden=num_hidden)
-    most = 1 if dtype == torch.bfloat16 else 0.5
+    most = 1 if dtype == torch.bfloat16 or batch.kv_dtype == FOUR_BITS else 0.5
     assert distance(found, expected, unit_of(dtype)) < most
 
 
@@ -145,6 +150,9 @@ def check_fragments(
         ),
         (5, 1, 64, 40, 1, torch.int8, torch.float16),
         (1, 1, 128, 1, 2, torch.float8_e4m3fn, torch.bfloat16),
+        (5, 1, 64, None, 2, FOUR_BITS, torch.float16),
+        pytest.param(4, 2, 128, 40, 1, FOUR_BITS, torch.float16, marks=pytest.mark.slow),
+        pytest.param(3, 3, 64, 40, 3, FOUR_BITS, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_decode_by_fragments(

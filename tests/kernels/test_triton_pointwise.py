@@ -8,8 +8,10 @@ import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
 from in_turns import in_turns
+from paged_batch import drawn_coding
 
 from localllm.model.paged_kv_cache import empty_cache
+from localllm_kernels.attention.four_bits import FOUR_BITS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.attention.rotate_and_store_launch import rotate_and_store
@@ -151,6 +153,54 @@ def test_what_is_not_finite_has_no_scale(kv_dtype: torch.dtype, bad: float) -> N
     assert cache.value_scales is not None
     assert not cache.value_scales[1, 1, 1].isfinite()
     assert cache.value_scales[1, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("head_dim", [2, 24, 64, 96])
+@pytest.mark.parametrize("has_own_values", [True, False])
+def test_keys_and_values_in_4_bits(head_dim: int, has_own_values: bool) -> None:
+    """Two numbers that are almost half way between codes may be rounded otherwise."""
+    heads, kv_heads, rows = 3, 2, 40
+    coding = drawn_coding(kv_heads, head_dim, values_are_keys=not has_own_values)
+    stored = kv_heads * (2 if has_own_values else 1)
+    qkv = 2 * torch.randn(rows, heads + stored, head_dim)
+    # Near each of the means, and what is not finite.
+    qkv[:, heads : heads + kv_heads] += coding.means[:, torch.arange(rows) % 4].transpose(0, 1)
+    qkv[7, -1, 1], qkv[8, heads, 0] = torch.inf, torch.nan
+    angles = torch.zeros(rows, head_dim // 2)
+    slots = torch.randperm(64)[:rows] + 16
+    slots[3] = -1
+
+    def run(operator: Any, memory: GuardedMemory) -> KVCache:
+        shape = 5, kv_heads, 16, head_dim
+        cache = empty_cache(
+            shape,
+            FOUR_BITS,
+            torch.device("cpu"),
+            values_are_keys=not has_own_values,
+            coding=replace(coding, feedback=memory.guarded(coding.feedback)),
+        )
+        key, value = memory.guarded(cache.key), memory.guarded(cache.value)
+        cache = replace(cache, key=key, value=value if has_own_values else key)
+        arguments = angles.cos(), angles.sin(), cache, slots
+        operator(memory.guarded(qkv), *arguments, has_values=has_own_values)
+        return cache
+
+    with GuardedMemory() as memory:
+        found = run(rotate_and_store, memory)
+    memory.check()
+    expected = run(rotate_and_store_reference, GuardedMemory())
+    parts = ["key"] + ["value"] * has_own_values
+    for part in parts:
+        scales, right = (getattr(each, f"{part}_scales") for each in (found, expected))
+        assert torch.equal(scales.isfinite(), right.isfinite())
+        assert (~right.isfinite()).sum() > 0
+        is_same = scales.view(torch.int16) == right.view(torch.int16)
+        assert is_same[right.isfinite()].float().mean() > 0.97
+        codes = getattr(found, part) == getattr(expected, part)
+        assert codes[is_same & right.isfinite()].float().mean() > 0.97
+    if has_own_values:
+        places = found.key_scales.view(torch.int16) % 4  # type: ignore[union-attr]
+        assert len(places.unique()) == 4
 
 
 def test_e4m3_codes_are_those_of_torch() -> None:

@@ -37,6 +37,7 @@ from localllm.operators.recurrence_cases import recurrences
 from localllm.operators.self_check import CheckError, Patience, check_operators
 from localllm.operators.verdict import Outcome, Verdict, VerdictFile
 from localllm_kernels import TORCH_OPS, Ops
+from localllm_kernels.attention.four_bits import FOUR_BITS
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.experts.route import route_reference
@@ -317,7 +318,7 @@ def test_products_with_blocks_are_checked(is_wrong: bool, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "most_rows", "kv_dtypes"),
     [
-        ("bf16", 16, (torch.float16, torch.int8)),
+        ("bf16", 16, (torch.float16, torch.int8, FOUR_BITS)),
         pytest.param("int4", 1, (torch.int8,), marks=pytest.mark.slow),
         pytest.param("int4", 1, (torch.float16,), marks=pytest.mark.slow),
     ],

@@ -15,7 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localllm_kernels.attention.cache_arguments import CODES, KINDS, cache_kind, cache_pointers
+from localllm_kernels.attention.cache_arguments import (
+    CODES,
+    KINDS,
+    cache_kind,
+    cache_pointers,
+    turning_arguments,
+)
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache
@@ -25,6 +31,7 @@ from localllm_kernels.attention.tiles import (
     LOG2_E,
     WIDE,
     attend_tiles,
+    attended,
     head_constants,
     score_arguments,
 )
@@ -53,6 +60,8 @@ def _decode_kernel(
     parts_ptr,
     counters_ptr,
     sinks_ptr,
+    factors_ptr,
+    means_ptr,
     scale,
     window,
     cap,
@@ -67,6 +76,7 @@ def _decode_kernel(
     VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
+    ROTATED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -134,6 +144,8 @@ def _decode_kernel(
         window,
         cap,
         sinks,
+        factors_ptr,
+        means_ptr,
         KV_HEADS,
         HEAD_DIM,
         VALUE_DIM,
@@ -141,6 +153,7 @@ def _decode_kernel(
         VALUES_ARE_KEYS,
         CACHE_BLOCK,
         KIND,
+        ROTATED,
         HAS_WINDOW,
         NUM_HIDDEN,
         HAS_CAP,
@@ -158,18 +171,23 @@ def _decode_kernel(
         )  # fmt: skip
         if not is_done:
             return
-    if NUM_HIDDEN:
-        total = tl.where(total == 0, 1.0, total)
-    result = values / total[:, None]
+    result = attended(
+        values, total, kv_head, factors_ptr, means_ptr,
+        HEAD_DIM, KIND, ROTATED, VALUES_ARE_KEYS, NUM_HIDDEN,
+    )  # fmt: skip
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-def max_decode_rows(itemsize: int, value_dim: int) -> int:
+def max_decode_rows(itemsize: int, value_dim: int, *, is_4_bit: bool) -> int:
     """The most rows of a request, queries times heads that share keys, that fit in registers."""
-    return (32 if itemsize == 4 else 64) // (2 if value_dim > WIDE_VALUES else 1)
+    if value_dim <= WIDE_VALUES:
+        return 32 if itemsize == 4 else 64
+    return 16 if itemsize == 4 or is_4_bit else 32
 
 
-def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
+def _tile(
+    block_m: int, block_d: int, itemsize: int, capability: int, *, is_4_bit: bool
+) -> dict[str, int]:
     """Keys at a time, warps, and parts added up at a time: as many as fit into registers and shared
     memory (`python -m localllm_kernels.compiling.ahead_of_time`).
     """
@@ -180,6 +198,8 @@ def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[st
         is_wide = capability in WIDE and (values <= 8192 or block_d <= 256)
         is_narrow = not is_wide and (values > 8192 or block_d > 256)
         block_n, num_warps = 32 if is_narrow else 64, 8 if values > 4096 else 4
+        if is_4_bit and block_d > 256:  # codes and numbers, side by side
+            block_n = 16
     return {
         "BLOCK_N": block_n,
         "MIN_TILES": MIN_SPLIT_KEYS // block_n,
@@ -244,23 +264,31 @@ def paged_attention_decode(
         "NUM_HIDDEN": how.get("num_hidden", 0),
         "MAX_PARTS": MAX_SPLITS,
     }
+    turning = turning_arguments(cache)
     grid = (num_seqs, kv_heads, num_splits)
     is_plain = cap is None and sinks is None and value_dim == head_dim
     if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
+        arguments |= {name: turning[name] for name in ("factors_ptr", "means_ptr")}
         _launch_fragments(grid, arguments, workspace, rows, num_parts)
         return out
     block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
     widths = head_constants(head_dim, value_dim)
     _decode_kernel[grid](
         **arguments,
+        **turning,
         **score_arguments(cap, sinks, pointers[0]),
         parts_ptr=workspace.parts(num_parts * block_m * (widths["BLOCK_D"] + 2)),
         BLOCK_M=block_m,
         **widths,
-        VALUES_ARE_KEYS=cache.values_are_keys,
         OVERLAPS=workspace.overlaps,
         **workspace.launch_options,
-        **_tile(block_m, widths["BLOCK_D"], query.itemsize, workspace.capability),
+        **_tile(
+            block_m,
+            widths["BLOCK_D"],
+            query.itemsize,
+            workspace.capability,
+            is_4_bit=arguments["KIND"] == KINDS["int4"],
+        ),
     )
     return out
 
@@ -276,8 +304,10 @@ def _launch_fragments(
     eights = triton.cdiv(rows, 8)
     part = 32 * eights * (arguments["HEAD_DIM"] // 4 + 4)
     words = {name: arguments[name].view(torch.int32) for name in ("key_ptr", "value_ptr")}
+    if arguments["KIND"] != KINDS["int4"]:
+        words["query_ptr"] = arguments["query_ptr"].view(torch.int64)
     _fragment_decode_kernel[grid](
-        **arguments | words | {"query_ptr": arguments["query_ptr"].view(torch.int64)},
+        **arguments | words,
         parts_ptr=workspace.parts(num_parts * part),
         EIGHTS=eights,
         WARPS=FRAGMENT_WARPS,
@@ -289,10 +319,9 @@ def _launch_fragments(
 
 def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
     """Whether fragments.py has a kernel for this; `rows`: of a request and key/value head."""
-    _, _, cache_block, head_dim = cache.key.shape
-    is_8_bit = cache_kind(cache) != KINDS["plain"]
-    fits = head_dim in (64, 128) and cache_block % 16 == 0 and rows <= 16
-    return is_8_bit and fits and query.itemsize == 2 and query.is_contiguous()
+    has_codes = cache_kind(cache) != KINDS["plain"]
+    fits = cache.head_dim in (64, 128) and cache.key.shape[2] % 16 == 0 and rows <= 16
+    return has_codes and fits and query.itemsize == 2 and query.is_contiguous()
 
 
 def _spec(example: Example, rows: int, *, overlaps: bool = False) -> AotSpec:
@@ -315,7 +344,7 @@ def _max_stack(example: Example, rows: int) -> int:
     """The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6."""
     if rows == 64 or example.dtype == "fp32":
         return 32
-    return 8 * (example.kind != "plain") + 16 * example.has_sinks
+    return 8 * (example.kind != "plain") + 16 * (example.has_sinks or example.kind == "int4")
 
 
 def _fragment_spec(example: Example, rows: int) -> AotSpec:
@@ -335,7 +364,8 @@ def _fragment_spec(example: Example, rows: int) -> AotSpec:
 
 AOT_SPECS = [
     *(_fragment_spec(Example(kind), 8) for kind in CODES),
-    _fragment_spec(Example("int8"), 16),
+    *(_fragment_spec(Example(kind), 16) for kind in ("int8", "int4")),
+    _fragment_spec(Example("int4", head_dim=64), 8),
     _fragment_spec(Example("int8", head_dim=64, has_window=True), 8),
     *(_spec(Example(kind), 16) for kind in KINDS),
     _spec(Example(), 16, overlaps=True),
@@ -349,7 +379,9 @@ AOT_SPECS = [
         _spec(Example(kind, head_dim=576, value_dim=512), rows)
         for rows in (16, 32)
         for kind in KINDS
+        if rows == 16 or kind != "int4"
     ),
+    _spec(Example("int4", head_dim=256, has_window=True), 16),
     _spec(Example(head_dim=256, has_cap=True), 16),
     _spec(Example(head_dim=64, has_sinks=True), 16),
     *(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.attention.cache_arguments import CODES
-from localllm_kernels.attention.kv_cache import KVCache, row_bytes
+from localllm_kernels.attention.four_bits import FOUR_BITS, KeyCoding
+from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, row_bytes
 from localllm_kernels.compiling.aot import Work
 from localllm_kernels.compiling.launch import Workspace
 
@@ -45,9 +46,11 @@ class Example:
         """Call a launcher; `num_rows`: queries times the heads that share keys."""
         heads, kv_heads = (32, 8) if self.value_dim is None else (16, 1)
         dtype, count = _DTYPES[self.dtype], num_rows * kv_heads // heads
-        key = torch.empty(65, kv_heads, 16, self.head_dim, dtype=CODES.get(self.kind, dtype))
-        scales = torch.empty(65, kv_heads, 16) if self.kind in CODES else None
-        cache = KVCache(key, key if self.value_dim else torch.empty_like(key), scales, scales)
+        cache = example_cache(
+            (65, kv_heads, 16, self.head_dim),
+            CODES.get(self.kind, dtype),
+            values_are_keys=self.value_dim is not None,
+        )
         call(
             torch.empty(count, heads, self.head_dim, dtype=dtype),
             cache,
@@ -62,3 +65,18 @@ class Example:
             sinks=torch.empty(heads) if self.has_sinks else None,
             value_dim=self.value_dim,
         )
+
+
+def example_cache(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, *, values_are_keys: bool = False
+) -> KVCache:
+    """One that was never written; `shape`: blocks, key/value heads, block size, head width."""
+    *outer, width = shape
+    is_4_bit, scales, coding = dtype == FOUR_BITS, None, None
+    key = torch.empty(*outer, width // 2 if is_4_bit else width, dtype=dtype)
+    if is_4_bit or dtype in CODE_LIMITS:
+        scales = torch.empty(outer, dtype=torch.bfloat16 if is_4_bit else torch.float32)
+    if is_4_bit:
+        coding = KeyCoding.plain((1, shape[1], width), key.device).layer(0)
+    value = key if values_are_keys else torch.empty_like(key)
+    return KVCache(key, value, scales, scales, coding=coding)

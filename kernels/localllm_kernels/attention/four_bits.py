@@ -29,7 +29,7 @@ MIDDLE = 8
 # a part of the scale all the same.
 NUM_MEANS = 4
 # A row's greatest number in steps, which have a sign: the best of these for the row is taken.
-_REACHES = (7.5, -7.5, 8.5, -8.5)
+REACHES = (7.5, -7.5, 8.5, -8.5)
 # Share of the mean moment of queries that is added to each: what is known of them is never all.
 _DAMPING = 0.1
 
@@ -68,6 +68,11 @@ class KeyCoding:
         """What stands for its values."""
         parts = (self.means, self.factors, self.feedback)
         return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in parts)).hexdigest()
+
+    def to(self, device: torch.device) -> "KeyCoding":
+        """The same on a device."""
+        parts = (self.means, self.factors, self.feedback)
+        return KeyCoding(*(part.to(device) for part in parts))
 
     def layer(self, index: int) -> "KeyCoding":
         """One layer of codings whose tensors have a first dimension of layers."""
@@ -167,7 +172,7 @@ def _scales(rows: Tensor, places: Tensor | None = None) -> tuple[Tensor, Tensor]
     # A number that is not finite makes the scale so.
     most = rows.abs().amax(-1) + (rows - rows).sum(-1)
     scales, least = most.bfloat16(), torch.full_like(most, torch.inf)
-    for reach in _REACHES:
+    for reach in REACHES:
         tried = (most / reach).bfloat16()
         if places is not None:
             tried = (tried.view(torch.int16) & -NUM_MEANS | places.short()).view(torch.bfloat16)

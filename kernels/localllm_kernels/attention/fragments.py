@@ -1,10 +1,10 @@
-"""Attention of few new tokens over 8-bit keys, on the matrix units, without shared memory.
+"""Attention of few new tokens over keys in 8 or 4 bits, on the matrix units, without shared memory.
 
 The formula is that of `paged_attention.py`, and keys are split among programs as in
 `attention/parts.py`. In a step of `matrix_units.py`, sixteen keys are the rows and eight queries
 the columns; for the values, sixteen dimensions are the rows, and the sum is over sixteen keys. A
 thread reads exactly the codes that it multiplies, since neither the order of dimensions nor that of
-keys matters as long as both operands have the same:
+keys matters as long as both operands have the same (fragments_4_bits.py has that of 4 bits):
 
     keys     lane 4 g + t: of keys g and g + 8, dimensions 64 p + 16 t + {0 to 15}
     values   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, the g-th eighth of the dimensions
@@ -17,6 +17,16 @@ maximum, sum and values until the end.
 import triton
 import triton.language as tl
 
+from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, load_scales, mean_of
+from localllm_kernels.attention.fragments_4_bits import (
+    found_turned_back,
+    key_pairs_4,
+    offset_of_key,
+    offsets_of_columns,
+    turned_fours,
+    value_pairs_4,
+    value_words_4,
+)
 from localllm_kernels.attention.parts import tiles_of_part
 from localllm_kernels.primitives.arrival import is_last
 from localllm_kernels.primitives.code_pairs_8 import code_pairs_8
@@ -46,6 +56,8 @@ def _fragment_decode_kernel(
     out_ptr,
     parts_ptr,
     counters_ptr,
+    factors_ptr,
+    means_ptr,
     scale,
     window,
     max_blocks,
@@ -64,8 +76,9 @@ def _fragment_decode_kernel(
     MAX_PARTS: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """`query_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; `key_ptr`,
-    `value_ptr`: int32, four codes each; EIGHTS: the number of queries over 8, rounded up.
+    """`query_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`, or over keys in 4 bits
+    this type itself; `key_ptr`, `value_ptr`: int32, four bytes each; EIGHTS: the number of queries
+    over 8, rounded up.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -93,11 +106,23 @@ def _fragment_decode_kernel(
     lane = thread % 32
     g, t = lane // 4, lane % 4
     nothing = tl.zeros([THREADS], tl.float32)
-    queries = ()
+    queries, offsets = (), ()
+    factors_ptr += kv_head * HEAD_DIM
+    means_ptr += kv_head * NUM_MEANS * HEAD_DIM
     for n in tl.static_range(EIGHTS):
         token = (8 * n + g) // GROUP
         row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + (8 * n + g) % GROUP
-        for step in tl.static_range(STEPS):
+        if KIND == 3:
+            queries = queries + turned_fours(
+                query_ptr, row, token < num_queries, t, factors_ptr, HEAD_DIM, dtype, PTX
+            )
+            column = 8 * n + tl.arange(0, 8)
+            of_column = (first_query + column // GROUP).to(tl.int64) * HEADS + kv_head * GROUP
+            offsets = offsets + offsets_of_columns(
+                query_ptr, of_column + column % GROUP, column // GROUP < num_queries, t, means_ptr,
+                scale, HEAD_DIM,
+            )  # fmt: skip
+        for step in tl.static_range(STEPS if KIND != 3 else 0):
             four = row * (HEAD_DIM // 4) + step // 4 * 16 + 4 * t + step % 4
             values = tl.load(query_ptr + four, mask=token < num_queries, other=0)
             queries = queries + (_second_third_exchanged(values),)
@@ -119,21 +144,28 @@ def _fragment_decode_kernel(
             rows = rows + (row,)
             pairs = ()
             for h in tl.static_range(2):
-                pairs = pairs + _key_pairs(
-                    key_ptr, row + g + 8 * h, t, HEAD_DIM, IS_INT8, dtype, PTX
-                )
-            key_scales = ()
+                its_row = row + g + 8 * h
+                if KIND == 3:
+                    pairs = pairs + key_pairs_4(key_ptr, its_row, t, HEAD_DIM, dtype, PTX)
+                else:
+                    pairs = pairs + _key_pairs(key_ptr, its_row, t, HEAD_DIM, IS_INT8, dtype, PTX)
+            key_scales, means = (), ()
             for h in tl.static_range(2):
                 at = row + g + 8 * h
                 is_key = first + g + 8 * h < length
-                its_scale = tl.load(key_scales_ptr + at, mask=is_key, other=0.0) * scale
-                key_scales = key_scales + (its_scale,)
-                other = tl.load(value_scales_ptr + at, mask=is_key, other=0.0)
-                value_scales = value_scales + (other,)
+                its_scale = load_scales(key_scales_ptr, at, is_key, KIND)
+                key_scales, means = key_scales + (its_scale * scale,), means + (mean_of(its_scale),)
+                value_scales = value_scales + (load_scales(value_scales_ptr, at, is_key, KIND),)
             for n in tl.static_range(EIGHTS):
                 sums = _queries_by_keys(queries, pairs, n, STEPS, dtype, PTX)
+                products = ()
+                for c in tl.static_range(4):
+                    product = sums[c] * key_scales[c // 2]
+                    if KIND == 3:
+                        product += offset_of_key(offsets, means[c // 2], 8 * n + c % 2)
+                    products = products + (product,)
                 scores = scores + _scores_of_keys(
-                    sums, key_scales, first + g, positions[2 * n], positions[2 * n + 1], window,
+                    products, first + g, positions[2 * n], positions[2 * n + 1], window,
                     HAS_WINDOW, NUM_HIDDEN,
                 )  # fmt: skip
         # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
@@ -154,14 +186,19 @@ def _fragment_decode_kernel(
             words = ()
             for h in tl.static_range(2):
                 for j in tl.static_range(2):
-                    words = words + _value_words(
-                        value_ptr, rows[k] + 2 * t + j + 8 * h, g, HEAD_DIM
-                    )
+                    row = rows[k] + 2 * t + j + 8 * h
+                    if KIND == 3:
+                        words = words + value_words_4(value_ptr, row, g, HEAD_DIM)
+                    else:
+                        words = words + _value_words(value_ptr, row, g, HEAD_DIM)
             more = ()
             for n in tl.static_range(EIGHTS):
                 columns = _two_as_four(turned[2 * n], turned[2 * n + 1])
                 for step in tl.static_range(STEPS):
-                    dims = _value_pairs(words, step, STEPS // 2, IS_INT8, dtype, PTX)
+                    if KIND == 3:
+                        dims = value_pairs_4(words, step, STEPS // 4, dtype, PTX)
+                    else:
+                        dims = _value_pairs(words, step, STEPS // 2, IS_INT8, dtype, PTX)
                     sums = four_of(values, STEPS * n + step)
                     more = more + multiply_add(dims, columns, sums, dtype, PTX)
             values = more
@@ -176,7 +213,13 @@ def _fragment_decode_kernel(
             return
         found, totals = _of_all_parts(parts_ptr, num_parts, found, totals, PART, MAX_PARTS, STEPS)
     query = 8 * (places // (4 * STEPS)) + 2 * (lanes % 4) + places % 2
-    dim = lanes // 4 * (HEAD_DIM // 8) + 2 * (places // 4 % STEPS) + places % 4 // 2
+    step, dim = places // 4 % STEPS, places % 4 // 2
+    if KIND == 3:
+        found = found_turned_back(found, STEPS)
+        dim += step // (STEPS // 2) * (HEAD_DIM // 2) + lanes // 4 * (HEAD_DIM // 16)
+        dim += 2 * (step % (STEPS // 2))
+    else:
+        dim += lanes // 4 * (HEAD_DIM // 8) + 2 * step
     token = query // GROUP
     row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + query % GROUP
     sums = _of_query(totals, places, STEPS)
@@ -205,7 +248,7 @@ def _queries_by_keys(
 
 @triton.jit
 def _scores_of_keys(
-    sums, key_scales, key, even_position, odd_position, window,
+    products, key, even_position, odd_position, window,
     HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """The scores of two queries with `key` and the eighth key after it; -inf if not seen."""
@@ -217,8 +260,7 @@ def _scores_of_keys(
             is_seen &= its_key > positions[c % 2] - window
         if NUM_HIDDEN:
             is_seen &= its_key >= NUM_HIDDEN
-        score = sums[c] * key_scales[c // 2]
-        scores = scores + (tl.where(is_seen, score, float("-inf")),)
+        scores = scores + (tl.where(is_seen, products[c], float("-inf")),)
     return scores
 
 

@@ -13,7 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.attention.cache_arguments import KINDS, cache_kind, cache_pointers
+from localllm_kernels.attention.cache_arguments import (
+    KINDS,
+    cache_kind,
+    cache_pointers,
+    turning_arguments,
+)
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import AttentionArguments
@@ -22,6 +27,7 @@ from localllm_kernels.attention.tiles import (
     LOG2_E,
     WIDE,
     attend_tiles,
+    attended,
     head_constants,
     score_arguments,
 )
@@ -60,6 +66,8 @@ def _prefill_kernel(
     parts_ptr,
     counters_ptr,
     sinks_ptr,
+    factors_ptr,
+    means_ptr,
     scale,
     window,
     cap,
@@ -75,6 +83,7 @@ def _prefill_kernel(
     VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
+    ROTATED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -145,6 +154,8 @@ def _prefill_kernel(
         window,
         cap,
         sinks,
+        factors_ptr,
+        means_ptr,
         KV_HEADS,
         HEAD_DIM,
         VALUE_DIM,
@@ -152,6 +163,7 @@ def _prefill_kernel(
         VALUES_ARE_KEYS,
         CACHE_BLOCK,
         KIND,
+        ROTATED,
         HAS_WINDOW,
         NUM_HIDDEN,
         HAS_CAP,
@@ -169,17 +181,22 @@ def _prefill_kernel(
         )  # fmt: skip
         if not is_done:
             return
-    if NUM_HIDDEN:
-        total = tl.where(total == 0, 1.0, total)
-    result = values / total[:, None]
+    result = attended(
+        values, total, kv_head, factors_ptr, means_ptr,
+        HEAD_DIM, KIND, ROTATED, VALUES_ARE_KEYS, NUM_HIDDEN,
+    )  # fmt: skip
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
+def _tile(block_d: int, itemsize: int, capability: int, *, is_4_bit: bool) -> tuple[int, int]:
     """Rows, and keys at a time, that fit into registers and shared memory."""
     is_wide, row_bytes = capability in WIDE, block_d * itemsize
     if itemsize == 4:  # products on the plain cores, which keep much more in registers
         return (16 if row_bytes > 1024 else 32, 16) if row_bytes > 512 else (64, 32)
+    if is_4_bit and row_bytes > 256:  # codes lie beside the numbers that they become
+        row_bytes *= 2
+    if row_bytes > 1024:
+        return 16, 16
     if row_bytes > 512:
         return 32, 32
     if row_bytes > 256:
@@ -217,7 +234,10 @@ def paged_attention_prefill(
         return out
     group = heads // kv_heads
     widths = head_constants(head_dim, value_dim)
-    block_m, block_n = _tile(widths["BLOCK_D"], query.itemsize, workspace.capability)
+    kind = cache_kind(cache)
+    block_m, block_n = _tile(
+        widths["BLOCK_D"], query.itemsize, workspace.capability, is_4_bit=kind == KINDS["int4"]
+    )
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     num_tiles = num_tokens // block_q + num_seqs
@@ -250,14 +270,14 @@ def paged_attention_prefill(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         CACHE_BLOCK=cache_block,
-        KIND=cache_kind(cache),
+        KIND=kind,
         HAS_WINDOW=window is not None,
         NUM_HIDDEN=how.get("num_hidden", 0),
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         **widths,
-        VALUES_ARE_KEYS=cache.values_are_keys,
+        **turning_arguments(cache),
         MIN_TILES=MIN_SPLIT_KEYS // block_n,
         MAX_PARTS=max_splits,
         num_warps=NUM_WARPS,
@@ -270,8 +290,9 @@ def _spec(example: Example) -> AotSpec:
         _prefill_kernel,
         f"{example.dtype}, {example.kind} cache, heads of {example.head_dim}{example.words}",
         lambda workspace: example.attend(paged_attention_prefill, workspace, 512),
-        # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6.
-        max_stack=24 if example.dtype == "fp32" else 0,
+        # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6; so do the
+        # offsets of keys in 4 bits.
+        max_stack=24 if example.dtype == "fp32" else 80 * (example.kind == "int4"),
         work=example.work,
     )
 
@@ -281,6 +302,7 @@ AOT_SPECS = [
     _spec(Example(has_window=True)),
     *(_spec(Example(head_dim=dim)) for dim in (256, 512)),
     *(_spec(Example(kind, head_dim=576, value_dim=512)) for kind in KINDS),
+    _spec(Example("int4", head_dim=256)),
     _spec(Example(head_dim=256, has_cap=True)),
     _spec(Example(head_dim=64, has_sinks=True)),
     _spec(Example(dtype="fp32", head_dim=576, value_dim=512)),

@@ -2,7 +2,7 @@
 one token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -10,6 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.attention.cache_arguments import CODES, KINDS, cache_kind, cache_pointers
+from localllm_kernels.attention.example import example_cache
+from localllm_kernels.attention.four_bits import rotation_size
+from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, store_key, store_value
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.compiling.aot import AotSpec, Work
 from localllm_kernels.compiling.launch import Workspace, present
@@ -52,6 +55,8 @@ def _rotate_and_store_kernel(
     key_scales_ptr,
     value_scales_ptr,
     key_means_ptr,
+    key_factors_ptr,
+    key_feedback_ptr,
     slots_ptr,
     num_stored,
     eps,
@@ -64,6 +69,7 @@ def _rotate_and_store_kernel(
     NORMS_VALUES: tl.constexpr,
     HAS_MEANS: tl.constexpr,
     KIND: tl.constexpr,
+    ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -93,7 +99,10 @@ def _rotate_and_store_kernel(
         if NORMS_VALUES:
             x *= tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
             x = x.to(dtype).to(tl.float32)
-        _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        if KIND == 3:
+            store_value(x, value_ptr, value_scales_ptr, kv_row, columns, HEAD_DIM, ROTATED)
+        else:
+            _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
         return
     # The other of each pair: first + half, or second - half.
     is_first = columns < HALF
@@ -116,11 +125,17 @@ def _rotate_and_store_kernel(
         at = query_ptr + (token * HEADS + head) * HEAD_DIM + columns
         tl.store(at, turned.to(dtype), mask=inside)
     else:
-        rounded = turned.to(dtype).to(tl.float32)
-        if HAS_MEANS:
-            means = key_means_ptr + (head - HEADS) * HEAD_DIM
-            rounded -= tl.load(means + columns, mask=inside, other=0.0)
-        _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        rounded, its = turned.to(dtype).to(tl.float32), (head - HEADS) * HEAD_DIM
+        if KIND == 3:
+            store_key(
+                rounded, key_ptr, key_scales_ptr, kv_row, columns, key_factors_ptr + its,
+                key_means_ptr + its * NUM_MEANS, key_feedback_ptr + its * HEAD_DIM,
+                HEAD_DIM, ROTATED,
+            )  # fmt: skip
+        else:
+            if HAS_MEANS:
+                rounded -= tl.load(key_means_ptr + its + columns, mask=inside, other=0.0)
+            _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
 
 
 def rotate_and_store(
@@ -142,8 +157,16 @@ def rotate_and_store(
     _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape
     heads = all_heads - (2 if has_values else 1) * kv_heads
     query = qkv.new_empty(num_tokens, heads, head_dim)
-    pointers = 4 * (qkv,) if cache is None else cache_pointers(cache)
-    _rotate_and_store_kernel[(num_tokens, heads + 2 * kv_heads)](
+    pointers, coding, means = 4 * (qkv,), None, None
+    num_written = 2 * kv_heads
+    if cache is not None:
+        pointers, coding, means = cache_pointers(cache), cache.coding, cache.key_means
+        if coding is not None:
+            key, value, *scales = pointers
+            pointers = key, value, scales[0].view(torch.int16), scales[1].view(torch.int16)
+        if cache.values_are_keys:
+            num_written = kv_heads
+    _rotate_and_store_kernel[(num_tokens, heads + num_written)](
         qkv,
         cos,
         sin,
@@ -151,7 +174,9 @@ def rotate_and_store(
         present(key_norm, qkv),
         query,
         *pointers,
-        present(None if cache is None else cache.key_means, qkv),
+        present(means if coding is None else coding.means, qkv),
+        qkv if coding is None else coding.factors,
+        qkv if coding is None else coding.feedback,
         slot_mapping,
         slot_mapping.shape[0],
         eps,
@@ -162,8 +187,9 @@ def rotate_and_store(
         HAS_NORM=query_norm is not None,
         HAS_VALUES=has_values,
         NORMS_VALUES=norms_values,
-        HAS_MEANS=cache is not None and cache.key_means is not None,
+        HAS_MEANS=means is not None,
         KIND=KINDS["plain"] if cache is None else cache_kind(cache),
+        ROTATED=rotation_size(head_dim),
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
     )
@@ -184,8 +210,8 @@ class _Example:
     def __call__(self, workspace: Workspace) -> None:
         kv_heads, bf16 = 8 if self.heads else 1, torch.bfloat16
         stored = kv_heads * (2 if self.has_own_values else 1)
-        key = torch.empty(2, kv_heads, 16, self.head_dim, dtype=CODES.get(self.kind, bf16))
-        scales = torch.empty(2, kv_heads, 16) if self.kind in CODES else None
+        shape = 2, kv_heads, 16, self.head_dim
+        cache = example_cache(shape, CODES.get(self.kind, bf16))
         means = torch.empty(kv_heads, self.head_dim) if self.has_means else None
         angles = torch.empty(1, self.head_dim // 2)
         norm = torch.empty(self.head_dim, dtype=self.norm_type) if self.heads else None
@@ -193,7 +219,7 @@ class _Example:
             torch.empty(1, self.heads + stored, self.head_dim, dtype=bf16),
             angles,
             angles,
-            KVCache(key, key, scales, scales, key_means=means),
+            replace(cache, key_means=means),
             torch.zeros(1, dtype=torch.int64),
             query_norm=norm,
             key_norm=norm,
@@ -214,13 +240,16 @@ def _spec(example: _Example) -> AotSpec:
         _rotate_and_store_kernel,
         f"{example.kind} cache{words}",
         example,
-        work=Work("value", example.head_dim, 4),
+        # In 4 bits, four numbers of a key, and the errors that they leave to the others.
+        work=Work("number", 4, 0.5, is_shared=True)
+        if example.kind == "int4"
+        else Work("value", example.head_dim, 4),
     )
 
 
 AOT_SPECS = [
     *(_spec(_Example(kind)) for kind in KINDS),
-    *(_spec(_Example(kind, has_means=True)) for kind in CODES),
+    *(_spec(_Example(kind, has_means=True)) for kind in ("int8", "fp8")),
     _spec(_Example(head_dim=256, norm_type=torch.float32)),
     _spec(_Example(head_dim=512, norm_type=torch.float32, has_own_values=False)),
     *(_spec(_Example(kind, heads=0, head_dim=576, has_own_values=False)) for kind in KINDS),

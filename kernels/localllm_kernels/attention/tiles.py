@@ -2,7 +2,8 @@
 
 Softmax is online (Milakov and Gimelshein 2018) and in base 2. Rows are queries times the heads that
 share a key/value head, so a key is read once for all of them. The scales of an 8-bit cache are
-applied to the columns of scores and weights, not to keys and values. A sink (see
+applied to the columns of scores and weights, not to keys and values; so are those of a cache in 4
+bits, whose queries are turned first, and values last, see four_bits_kernels.py. A sink (see
 paged_attention.py) is where a row's running maximum and sum start.
 """
 
@@ -10,6 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm_kernels.attention.four_bits_kernels import (
+    NUM_MEANS,
+    added,
+    load_scales,
+    number_of,
+    offsets_of_keys,
+    turned_back,
+    turned_query,
+)
 from localllm_kernels.compiling.launch import present
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
@@ -21,9 +31,16 @@ MIN_DOT = 16
 
 
 @triton.jit
-def load_codes(pointers, mask, dtype: tl.constexpr, KIND: tl.constexpr):
-    """Keys or values as `dtype`, without their scales."""
-    codes = tl.load(pointers, mask=mask, other=0)
+def _load_numbers(
+    ptr, rows, columns, mask, dtype: tl.constexpr, HEAD_DIM: tl.constexpr, KIND: tl.constexpr
+):
+    """Keys or values as `dtype`, without their scales; `rows` and `columns`: of all numbers."""
+    if KIND == 3:
+        # Both halves of a row lie in the same bytes.
+        HALF: tl.constexpr = HEAD_DIM // 2
+        at = ptr + rows * HALF + columns % HALF
+        return number_of(tl.load(at, mask=mask, other=0), columns < HALF, dtype)
+    codes = tl.load(ptr + rows * HEAD_DIM + columns, mask=mask, other=0)
     if KIND == 2:
         return from_e4m3(codes).to(dtype)
     return codes.to(dtype)
@@ -47,6 +64,8 @@ def attend_tiles(
     window,
     cap,
     sinks,
+    factors_ptr,
+    means_ptr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -54,6 +73,7 @@ def attend_tiles(
     VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
+    ROTATED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -68,8 +88,10 @@ def attend_tiles(
     `rest`: the others, [BLOCK_M, REST], not read if REST is 0; of values only VALUE_DIM numbers are
     read. The keys are those from `first_key`, a
     multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
-    are in base 2; a sink is minus infinity where another run of keys counts it.
+    are in base 2; a sink is minus infinity where another run of keys counts it. ROTATED: neighbours
+    that are rotated together in 4 bits.
     """
+    dtype: tl.constexpr = query.dtype
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < VALUE_DIM
     others = VALUE_DIM + tl.arange(0, REST if REST else 1)
@@ -79,29 +101,50 @@ def attend_tiles(
         most = sinks
         total = tl.where(sinks > float("-inf"), 1.0, 0.0)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    offsets = (0.0, 0.0, 0.0, 0.0)
+    if KIND == 3:
+        factors_ptr += kv_head * HEAD_DIM
+        means_ptr += kv_head * NUM_MEANS * HEAD_DIM
+        query, offsets = turned_query(
+            query, columns, factors_ptr, means_ptr, scale, HEAD_DIM, ROTATED
+        )
+        if REST:
+            rest, others_offsets = turned_query(
+                rest, others, factors_ptr, means_ptr, scale, HEAD_DIM, ROTATED
+            )
+            offsets = added(offsets, others_offsets)
     for start in range(first_key, end_key, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         is_key = keys < length
         block = tl.load(table_ptr + keys // CACHE_BLOCK, mask=is_key, other=0).to(tl.int64)
         row = (block * KV_HEADS + kv_head) * CACHE_BLOCK + keys % CACHE_BLOCK
-        key = load_codes(
-            key_ptr + row[None, :] * HEAD_DIM + columns[:, None],
+        key = _load_numbers(
+            key_ptr,
+            row[None, :],
+            columns[:, None],
             is_key[None, :] & is_column[:, None],
-            query.dtype,
+            dtype,
+            HEAD_DIM,
             KIND,
         )
         scores = tl.dot(query, key, input_precision="ieee")
         if REST:
-            further = load_codes(
-                key_ptr + row[None, :] * HEAD_DIM + others[:, None],
+            further = _load_numbers(
+                key_ptr,
+                row[None, :],
+                others[:, None],
                 is_key[None, :] & (others < HEAD_DIM)[:, None],
-                query.dtype,
+                dtype,
+                HEAD_DIM,
                 KIND,
             )
             scores = tl.dot(rest, further, scores, input_precision="ieee")
         scores *= scale
         if KIND != 0:
-            scores *= tl.load(key_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+            key_scales = load_scales(key_scales_ptr, row, is_key, KIND)
+            scores *= key_scales[None, :]
+            if KIND == 3:
+                scores += offsets_of_keys(offsets, key_scales)
         if HAS_CAP:
             # cap · tanh(score / cap), of scores that are log2(e) times as large
             scores = cap - 2 * cap / (1 + tl.exp2(scores * (2.8853900817779268 / cap)))
@@ -118,21 +161,38 @@ def attend_tiles(
         keep = tl.exp2(most - reference)
         total = total * keep + tl.sum(weights, axis=1)
         if KIND != 0:
-            weights *= tl.load(value_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+            weights *= load_scales(value_scales_ptr, row, is_key, KIND)[None, :]
         if VALUES_ARE_KEYS:
             value = tl.trans(key)
         else:
-            value = load_codes(
-                value_ptr + row[:, None] * HEAD_DIM + columns[None, :],
+            value = _load_numbers(
+                value_ptr,
+                row[:, None],
+                columns[None, :],
                 is_key[:, None] & is_column[None, :],
-                query.dtype,
+                dtype,
+                HEAD_DIM,
                 KIND,
             )
-        values = values * keep[:, None] + tl.dot(
-            weights.to(query.dtype), value, input_precision="ieee"
-        )
+        values = values * keep[:, None] + tl.dot(weights.to(dtype), value, input_precision="ieee")
         most = most_now
     return most, total, values
+
+
+@triton.jit
+def attended(
+    values, total, kv_head, factors_ptr, means_ptr, HEAD_DIM: tl.constexpr, KIND: tl.constexpr,
+    ROTATED: tl.constexpr, VALUES_ARE_KEYS: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """The result, of the weighted values and the sums of weights over all runs of keys."""
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
+    found = values / total[:, None]
+    if KIND == 3:
+        factors_ptr += kv_head * HEAD_DIM
+        means_ptr += kv_head * NUM_MEANS * HEAD_DIM
+        found = turned_back(found, factors_ptr, means_ptr, HEAD_DIM, ROTATED, VALUES_ARE_KEYS)
+    return found
 
 
 def score_arguments(

@@ -19,6 +19,7 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
+    torch.int16: "i16",
     torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",

@@ -86,6 +86,18 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/decode", "_decode_kernel bf16, fp8 cache, 16 rows of 128"): Figure(
         1777, 9, "goal 700, which the fragments reach"
     ),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 128"): Figure(433, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 16 rows of 128"): Figure(533, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 64"): Figure(289, 0),
+    ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 128"): Figure(
+        1538, 19, "goal 600, which the fragments reach"
+    ),
+    ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 256"): Figure(
+        2699, 19, "goal 1200: codes are converted one by one, and half of them are read twice"
+    ),
+    ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 576"): Figure(
+        3900, 15, "goal 1700: as above, and again where keys are values"
+    ),
     ("attention/decode", "_decode_kernel bf16, plain cache, 32 rows of 128"): Figure(749, 9),
     ("attention/decode", "_decode_kernel bf16, plain cache, 64 rows of 128"): Figure(723, 9),
     ("attention/decode", "_decode_kernel bf16, plain cache, 16 rows of 256"): Figure(1006, 9),
@@ -104,6 +116,15 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 128"): Figure(712, 9),
     ("attention/prefill", "_prefill_kernel bf16, int8 cache, heads of 128"): Figure(1232, 9),
     ("attention/prefill", "_prefill_kernel bf16, fp8 cache, heads of 128"): Figure(1559, 9),
+    ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 128"): Figure(
+        1814, 19, "goal 1232, as of int8: half of the codes are read twice"
+    ),
+    ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 256"): Figure(
+        2974, 19, "goal 1554: as above"
+    ),
+    ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 576"): Figure(
+        3904, 15, "goal 1700: as above"
+    ),
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 256"): Figure(1554, 9),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 64"): Figure(2916, 3),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 128"): Figure(5444, 3),
@@ -180,6 +201,10 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
     ("attention/rotate_and_store_launch", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
+    ("attention/rotate_and_store_launch", "_rotate_and_store_kernel int4 cache"): Figure(29, 0),
+    ("attention/rotate_and_store_launch", "_rotate_and_store_kernel int4 cache, rows"): Figure(
+        135, 0
+    ),
     (
         "attention/rotate_and_store_launch",
         "_rotate_and_store_kernel int8 cache, keys less their means",

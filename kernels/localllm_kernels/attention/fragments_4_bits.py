@@ -1,0 +1,149 @@
+"""What the fragments of fragments.py are where keys and values have 4 bits: see four_bits.py.
+
+A row is half as many bytes as numbers, and both halves of the row lie in the same bytes, so a
+thread has numbers of both:
+
+    keys     lane 4 g + t: of keys g and g + 8, the t-th fourth of the bytes
+    values   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, the g-th eighth of the bytes
+
+A Hadamard matrix is the same in every order of numbers that moves the bits of their indices. So
+queries are turned, and what was found is turned back, in the order in which threads hold them.
+"""
+
+import triton
+import triton.language as tl
+
+from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, rotated
+from localllm_kernels.primitives.matrix_units import add_pairs, code_pairs, pack_pair
+
+
+@triton.jit
+def turned_fours(
+    query_ptr, row, is_query, t, factors_ptr, HEAD_DIM: tl.constexpr, dtype: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """A query's operands of all steps as they meet codes of keys, int64 [threads] each."""
+    STEPS: tl.constexpr = HEAD_DIM // 16
+    THREADS: tl.constexpr = t.shape[0]
+    step, place = tl.arange(0, STEPS)[None, :, None], tl.arange(0, 4)[None, None, :]
+    number = t[:, None, None] * (HEAD_DIM // 8) + 4 * (step % (STEPS // 2)) + place
+    number += step // (STEPS // 2) * (HEAD_DIM // 2)
+    at = query_ptr + row[:, None, None] * HEAD_DIM + number
+    x = tl.load(at, mask=is_query[:, None, None], other=0.0).to(tl.float32)
+    x = rotated(x / tl.load(factors_ptr + number), HEAD_DIM)
+    even, odd = tl.split(tl.reshape(x, [THREADS, STEPS, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    low = pack_pair(first, third, dtype, PTX).to(tl.int64) & 0xFFFFFFFF
+    fours = low | (pack_pair(second, fourth, dtype, PTX).to(tl.int64) << 32)
+    return _columns_of(fours)
+
+
+@triton.jit
+def offsets_of_columns(query_ptr, rows, are_queries, t, means_ptr, scale, HEAD_DIM: tl.constexpr):
+    """What each mean adds to the scores of a lane's two queries: [threads], eight. `rows`: of eight
+    queries.
+    """
+    numbers = tl.arange(0, HEAD_DIM)[None, :]
+    at = query_ptr + rows[:, None] * HEAD_DIM + numbers
+    x = tl.load(at, mask=are_queries[:, None], other=0.0).to(tl.float32)
+    found = ()
+    for m in tl.static_range(NUM_MEANS):
+        mean = tl.load(means_ptr + m * HEAD_DIM + numbers)
+        of_query = tl.sum(x * mean, axis=1) * scale
+        for c in tl.static_range(2):
+            found = found + (tl.gather(of_query, 2 * t + c, axis=0),)
+    return found
+
+
+@triton.jit
+def offset_of_key(offsets, mean, c: tl.constexpr):
+    """What its mean adds to the score of a key with column c."""
+    is_odd = mean % 2 == 1
+    low = tl.where(is_odd, offsets[2 + c], offsets[c])
+    return tl.where(mean >= 2, tl.where(is_odd, offsets[6 + c], offsets[4 + c]), low)
+
+
+@triton.jit
+def key_pairs_4(key_ptr, row, t, HEAD_DIM: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr):
+    """A thread's numbers of a key: two pairs for each step."""
+    words = _words(key_ptr + row * (HEAD_DIM // 8), t, HEAD_DIM // 32)
+    low, high = (), ()
+    for i in tl.static_range(HEAD_DIM // 32):
+        low = low + _numbers(words[i], 0, dtype, PTX)
+        high = high + _numbers(words[i], 4, dtype, PTX)
+    return low + high
+
+
+@triton.jit
+def value_words_4(value_ptr, row, g, HEAD_DIM: tl.constexpr):
+    """A thread's eighth of the bytes of a key's values, four to a word."""
+    return _words(value_ptr + row * (HEAD_DIM // 8), g, HEAD_DIM // 64)
+
+
+@triton.jit
+def value_pairs_4(
+    words, step: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr
+):
+    """Two numbers of four keys as the rows of a step: `words` has COUNT words of each key."""
+    WORD: tl.constexpr = step % (2 * COUNT) // 2
+    pairs = ()
+    for h in tl.static_range(2):
+        even, odd = words[2 * h * COUNT + WORD], words[(2 * h + 1) * COUNT + WORD]
+        both = (even & 0xFFFF) | (odd << 16)
+        if step % 2 == 1:
+            both = ((even >> 16) & 0xFFFF) | (odd & -0x10000)
+        pairs = pairs + _numbers(both, 4 * (step // (2 * COUNT)), dtype, PTX)
+    return pairs
+
+
+@triton.jit
+def found_turned_back(found, STEPS: tl.constexpr):
+    """Values [32, places] of what the weights found, see fragments.py."""
+    EIGHTS: tl.constexpr = found.shape[1] // (4 * STEPS)
+    # lanes g and t; eighths, steps, numbers and columns
+    apart = tl.reshape(found, [8, 4, EIGHTS, STEPS, 2, 2])
+    together = tl.permute(apart, (1, 2, 5, 0, 3, 4))
+    turned = tl.permute(rotated(together, 16 * STEPS), (3, 0, 1, 4, 5, 2))
+    return tl.reshape(turned, found.shape)
+
+
+@triton.jit
+def _words(ptr, part, COUNT: tl.constexpr):
+    """The `part`-th COUNT words of rows: [threads] each."""
+    words = tl.load((ptr + part * COUNT)[:, None] + tl.arange(0, COUNT)[None, :])
+    return _columns_of(words)
+
+
+@triton.jit
+def _numbers(word, place: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr):
+    """The codes in one half of four bytes less what stands for 0, two pairs: of bytes 0 and 2, then
+    1 and 3.
+    """
+    # 128 and -136 in bfloat16; 1,024 and -1,032 in float16
+    magic = tl.full(word.shape, 0x43004300 if dtype == tl.bfloat16 else 0x64006400, tl.int32)
+    less = tl.full(word.shape, -0x3CF73CF8 if dtype == tl.bfloat16 else -0x1BF71BF8, tl.int32)
+    first = add_pairs(code_pairs(word, magic, place, PTX), less, dtype, PTX)
+    return first, add_pairs(code_pairs(word, magic, place + 8, PTX), less, dtype, PTX)
+
+
+@triton.jit
+def _columns_of(x):
+    """[threads, a power of two] as [threads] each, in their order."""
+    THREADS: tl.constexpr = x.shape[0]
+    found = (x,)
+    for _ in tl.static_range(_log2(x.shape[1])):
+        more = ()
+        for i in tl.static_range(len(found)):
+            halves = tl.reshape(found[i], [THREADS, 2, found[i].shape[1] // 2])
+            more = more + tl.split(tl.permute(halves, (0, 2, 1)))
+        found = more
+    columns = ()
+    for i in tl.static_range(len(found)):
+        columns = columns + (tl.reshape(found[i], [THREADS]),)
+    return columns
+
+
+@triton.constexpr_function
+def _log2(count):
+    return count.bit_length() - 1
