@@ -190,6 +190,7 @@ def test_without_a_folder_it_goes_to_the_cache(
     [
         (("--bits", "8"), "4 bits"),
         (("--bits", "3", "--method", "awq"), "4 bits"),
+        (("--bits", "3", "--method", "gptq"), "leave out --method"),
         (("--bits", "3", "--group-size", "32"), "leave out --group-size"),
         (("--bits", "3", "--asym"), "a scale for each row"),
         (("--bits", "4", "--method", "trellis"), "3 bits"),

@@ -25,8 +25,10 @@ FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 class RecipeFlags(Flags):
     """How the weights are quantized and written."""
 
-    method: str = setting("gptq", help="How weights are rounded.", choices=METHODS)
-    bits: int | None = flag(help="4; 3 is --method trellis; 8 for int8 and fp8.")
+    method: str | None = setting(
+        help="How weights are rounded; by default gptq, or trellis for 3 bits.", choices=METHODS
+    )
+    bits: int | None = flag(help="4; 3 for trellis; 8 for int8 and fp8.")
     group_size: int | None = setting(
         help="Weights that share a scale: 32, 64 or 128; by default the largest that fits."
     )
@@ -57,7 +59,7 @@ class RecipeFlags(Flags):
             raise RequestError(
                 f"{self._method} produces {wanted_bits} bits, not {self.bits}",
                 param="bits",
-                hint="--bits 3 or 4, or 8 with --method int8 or fp8",
+                hint="leave out --method for 3 or 4 bits; --method int8 or fp8 for 8",
             )
         if self._method == "trellis" and (self.group_size, self.symmetric) != (None, None):
             raise RequestError(
@@ -74,8 +76,8 @@ class RecipeFlags(Flags):
 
     @property
     def _method(self) -> str:
-        """The method; that for 3 bits if these are asked of the default one."""
-        return "trellis" if self.bits == 3 and self.method == "gptq" else self.method
+        """The method that was chosen, or the default one for the bits."""
+        return self.method or ("trellis" if self.bits == 3 else "gptq")
 
     def recipe(self, model: str) -> "Recipe":
         """The Recipe that the flags specify for a model, with a note about smaller groups than
