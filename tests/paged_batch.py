@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from localllm_kernels.attention.four_bits import FOUR_BITS, NUM_MEANS, KeyCoding
+from localllm_kernels.attention.four_bits import FOUR_BITS, NUM_MEANS, OWN_KEYS, KeyCoding
 from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, coded_rows, plain_rows
 from localllm_kernels.attention.paged_attention import (
     KEY_TILE,
@@ -51,10 +51,12 @@ def turned(cache: KVCache) -> KVCache:
 
 class Batch:
     """Random requests in a cache whose other slots hold NaN, attended with `scale`. With a
-    `value_dim`, values are the keys' first numbers, from the same memory. `is_turned`: the cache.
+    `value_dim`, values are the keys' first numbers, from the same memory. `is_turned`: the cache;
+    `has_own`: beside codes of 4 bits, queries' own keys are there as they are.
     """
 
     is_turned = False
+    has_own = False
 
     def __init__(
         self,
@@ -106,6 +108,17 @@ class Batch:
         return self
 
     @property
+    def newest_tables(self) -> torch.Tensor | None:
+        """Block tables of own keys, without the blocks that no query reads."""
+        if not self.has_own:
+            return None
+        tables = self.block_tables.clone()
+        firsts = self.seq_lens - self.cu_seqlens_q.diff().to(self.seq_lens.device)
+        for table, first in zip(tables, firsts.tolist(), strict=True):
+            table[: first // OWN_KEYS * OWN_KEYS // BLOCK_SIZE] = 0
+        return tables
+
+    @property
     def cache(self) -> KVCache:
         coding, are_same = None, self.value_dim is not None
         if self.kv_dtype == FOUR_BITS:
@@ -113,10 +126,11 @@ class Batch:
             coding = drawn_coding(kv_heads, head_dim, values_are_keys=are_same)
             coding = coding.to(self.key_cache.device)
         key, key_scales = self._stored(self.key_cache, coding, are_keys=True)
+        newest = KVCache(self.key_cache, self.value_cache) if self.has_own else None
         if are_same:
-            return KVCache(key, key, key_scales, key_scales, coding=coding)
+            return KVCache(key, key, key_scales, key_scales, coding=coding, newest=newest)
         value, value_scales = self._stored(self.value_cache, coding, are_keys=False)
-        rows = KVCache(key, value, key_scales, value_scales, coding=coding)
+        rows = KVCache(key, value, key_scales, value_scales, coding=coding, newest=newest)
         return turned(rows) if self.is_turned else rows
 
     def _stored(
@@ -159,6 +173,16 @@ class Batch:
             scores = torch.einsum("qhd,khd->hqk", query, key) * scale
             positions = torch.arange(length - len(query), length, device=query.device)[:, None]
             keys = torch.arange(length, device=query.device)
+            is_own = torch.zeros_like(keys > positions)
+            if cache.newest is not None:
+                is_own = keys // OWN_KEYS == positions // OWN_KEYS
+                own_key, own_value = (
+                    x[self.block_tables[i].long()].double().transpose(1, 2).flatten(0, 1)[:length]
+                    for x in (cache.newest.key, cache.newest.value)
+                )
+                own_key, own_value = (x.repeat_interleave(group, 1) for x in (own_key, own_value))
+                own = torch.einsum("qhd,khd->hqk", query, own_key) * scale
+                scores = torch.where(is_own, own, scores)
             hidden = (keys > positions) | (keys < num_hidden)
             if window is not None:
                 hidden |= keys <= positions - window
@@ -170,7 +194,11 @@ class Batch:
                 scores = torch.cat((scores, sink), dim=-1)
             # A query that sees nothing gives zeros.
             weights = scores.softmax(-1).nan_to_num(0.0)[..., :length]
-            out.append(torch.einsum("hqk,khd->qhd", weights, value[..., : self.value_dim]))
+            found = torch.einsum("hqk,khd->qhd", weights * ~is_own, value[..., : self.value_dim])
+            if cache.newest is not None:
+                own_value = own_value[..., : self.value_dim]
+                found += torch.einsum("hqk,khd->qhd", weights * is_own, own_value)
+            out.append(found)
         return torch.cat(out)
 
     def attend(
@@ -195,6 +223,7 @@ class Batch:
             scale=self.scale,
             window=window,
             value_dim=self.value_dim,
+            newest_tables=None if self.newest_tables is None else self.newest_tables[part],
         )
 
     def attend_chunk(

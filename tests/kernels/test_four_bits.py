@@ -14,6 +14,7 @@ from localllm.user.places import cache_folder
 from localllm_kernels.attention.four_bits import (
     FOUR_BITS,
     NUM_MEANS,
+    OWN_KEYS,
     KeyCoding,
     dequantize_keys,
     dequantize_values,
@@ -156,12 +157,21 @@ class Context:
     cache: KVCache
     query: Tensor
     tables: Tensor
+    newest_tables: Tensor | None
 
     @classmethod
     def drawn(
-        cls, ops: CpuOps, head_dim: int, block_size: int = 16, *, turns: bool, latent: bool = False
+        cls,
+        ops: CpuOps,
+        head_dim: int,
+        block_size: int = 16,
+        *,
+        turns: bool,
+        latent: bool = False,
+        newest: torch.dtype | None = None,
+        length: int = 150,
     ) -> "Context":
-        length, heads = 150, 1 if latent else HEADS
+        heads = 1 if latent else HEADS
         directions = torch.randn(heads, head_dim, head_dim)
         moments = directions @ directions.transpose(1, 2)
         coding = KeyCoding.fitted(
@@ -180,26 +190,44 @@ class Context:
         for scales in (cache.key_scales, cache.value_scales):
             assert scales is not None
             scales[1:] = torch.nan
-        tables = torch.randperm(shape[0] - 1)[None].int() + 1
         at = torch.arange(length)
-        slots = tables[0, at // block_size].long() * block_size + at % block_size
+
+        def places() -> tuple[Tensor, Tensor]:
+            tables = torch.randperm(shape[0] - 1)[None].int() + 1
+            return tables, tables[0, at // block_size].long() * block_size + at % block_size
+
+        (tables, slots), (newest_tables, newest_slots) = places(), places()
+        own = empty_cache(shape, FOUR_BITS, CPU, coding=coding, values_are_keys=latent)
+        how: dict[str, Any] = {"has_values": not latent}
+        if newest is not None:
+            more: dict[str, Any] = {"values_are_keys": latent}
+            kept = empty_cache(shape, newest, CPU, turns_keys=turns, **more)
+            for part in (kept.key, kept.value):
+                part[1:] = torch.nan
+            cache = replace(cache, newest=kept)
+            own = replace(own, newest=empty_cache(shape, newest, CPU, **more))
+            how["newest_slots"] = newest_slots
         rows = heads if latent else 2 * heads
         qkv = torch.randn(length, 3 * heads + rows, head_dim)
         angles = torch.outer(at.float(), 10.0 ** -torch.linspace(0, 3, head_dim // 2))
         angles *= 0.0 if latent else 1.0  # such rows are rotated before
         rotation = qkv, angles.cos(), angles.sin(), cache, slots
-        query = ops.rotate_and_store(*rotation, has_values=not latent)
-        own = empty_cache(shape, FOUR_BITS, CPU, coding=coding, values_are_keys=latent)
-        expected = rotate_and_store_reference(*rotation[:3], own, slots, has_values=not latent)
+        query = ops.rotate_and_store(*rotation, **how)
+        expected = rotate_and_store_reference(*rotation[:3], own, slots, **how)
         torch.testing.assert_close(query, expected)
         assert cache.is_turned == turns
         for found, exact in ((cache.rows.key, own.key), (cache.rows.value, own.value)):
             stored = [each.transpose(1, 2).flatten(0, 1)[slots] for each in (found, exact)]
             assert (stored[0] != stored[1]).float().mean() < 1e-3
-        return cls(cache, query, tables)
+        return cls(cache, query, tables, None if newest is None else newest_tables)
 
     def attend(self, attention: Callable[..., Tensor], first: int, last: int, **how: Any) -> Tensor:
         """The outputs of queries `first` to `last`."""
+        if self.newest_tables is not None:
+            # Blocks that no query reads are not the request's any more.
+            how["newest_tables"] = self.newest_tables.clone()
+            gone = first // OWN_KEYS * OWN_KEYS // self.cache.key.shape[2]
+            how["newest_tables"][:, :gone] = 0
         return attention(
             self.query[first:last].contiguous(),
             self.cache,
@@ -224,20 +252,38 @@ SHAPES: list[dict[str, Any]] = [
 WAYS: list[dict[str, Any]] = [
     {},
     {"window": 40},
+    {"window": 5},
     {"cap": 5.0, "sinks": torch.linspace(-1, 1, 3 * HEADS)},
     {"num_hidden": 20},
 ]
 
 
-@pytest.mark.parametrize("how", WAYS, ids=["all", "window", "cap and sinks", "hidden"])
+def test_c_joins_stretches_and_the_newest_keys_alike(ops: CpuOps) -> None:
+    """Threads share the stretches of few queries, of which one alone takes all for many."""
+    torch.manual_seed(0)
+    context = Context.drawn(ops, 64, turns=True, newest=torch.bfloat16, length=2300)
+    sinks = torch.linspace(-1, 1, 3 * HEADS)
+    whole = context.attend(ops.paged_attention, 0, 2300, sinks=sinks)
+    rows = replace(context, cache=context.cache.rows)
+    exact = rows.attend(paged_attention_reference, 2200, 2300, sinks=sinks)
+    assert (whole[2200:] - exact).norm() < 0.02 * exact.norm()
+    for first, last in ((1020, 1045), (1023, 1024), (1024, 1025), (1100, 1101), (2298, 2300)):
+        found = context.attend(ops.paged_attention, first, last, sinks=sinks)
+        assert torch.equal(found, whole[first:last])
+
+
+@pytest.mark.parametrize("newest", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "how", WAYS, ids=["all", "window", "short window", "cap and sinks", "hidden"]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda each: str(each["head_dim"]))
 def test_c_attends_over_4_bits_alike_in_any_chunk(
-    ops: CpuOps, shape: dict[str, Any], how: dict[str, Any]
+    ops: CpuOps, shape: dict[str, Any], how: dict[str, Any], newest: torch.dtype | None
 ) -> None:
     if shape.get("latent") and "sinks" in how:
         pytest.skip("no family has latent rows and sinks")
     torch.manual_seed(shape["head_dim"])
-    context = Context.drawn(ops, **shape)
+    context = Context.drawn(ops, newest=newest, **shape)
     whole = context.attend(ops.paged_attention, 0, 150, **how)
     rows = replace(context, cache=context.cache.rows)
     exact = rows.attend(paged_attention_reference, 0, 150, **how)

@@ -65,6 +65,7 @@ def decoded(
             window=window,
             num_hidden=num_hidden,
             value_dim=batch.value_dim,
+            newest_tables=batch.newest_tables,
             num_splits=num_splits,
         )
     memory.check()
@@ -126,6 +127,31 @@ def test_decode_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) 
     check_decode(Batch(WINDOWS[:4], 6, 2, head_dim, kv_dtype), None, 2)
 
 
+def with_own(batch: Batch) -> Batch:
+    batch.has_own = True
+    return batch
+
+
+OWN_LENGTHS = [(1, 1), (130, 1), (64, 0), (40, 2), (257, 3), (130, 4), (321, 2)]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "window", "num_splits"),
+    [(24, None, None, 1), (64, None, 100, 3), (40, 24, None, 2), (16, None, 20, 1)],
+)
+def test_queries_meet_their_own_keys_as_they_are(
+    head_dim: int, value_dim: int | None, window: int | None, num_splits: int
+) -> None:
+    heads = (5, 1) if value_dim else (6, 2)
+    sizes = (*heads, head_dim, FOUR_BITS, value_dim)
+    batch = with_own(Batch(OWN_LENGTHS, *sizes))
+    check_decode(batch, window, num_splits)
+    codes = Batch(OWN_LENGTHS, *sizes).attend(window)
+    assert not torch.allclose(batch.attend(window), codes, atol=0.01)
+    torch.testing.assert_close(batch.attend(window), batch.expected(0.3, window).float())
+    check_prefill(with_own(Batch([(200, 200), (130, 70), (65, 1), (7, 3)], *sizes)), window)
+
+
 def check_fragments(
     batch: Batch, dtype: torch.dtype, window: int | None, num_splits: int, num_hidden: int = 0
 ) -> None:
@@ -166,6 +192,14 @@ def test_decode_by_fragments(
 ) -> None:
     lengths = [(1, 1), (130, 1), (16, 0), (40, 2), (257, 2)]
     check_fragments(Batch(lengths, heads, kv_heads, head_dim, kv_dtype), dtype, window, num_splits)
+
+
+@pytest.mark.parametrize(("heads", "head_dim", "window"), [((4, 2), 64, None), ((3, 1), 128, 90)])
+def test_fragments_beside_own_keys(
+    heads: tuple[int, int], head_dim: int, window: int | None
+) -> None:
+    batch = with_own(Batch(OWN_LENGTHS, *heads, head_dim, FOUR_BITS))
+    check_fragments(batch, torch.float16, window, 2)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
@@ -278,6 +312,7 @@ def check_prefill(
             scale=0.3,
             window=window,
             value_dim=batch.value_dim,
+            newest_tables=batch.newest_tables,
             num_splits=num_splits,
         )
     memory.check()

@@ -16,17 +16,23 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.attention.cache_arguments import (
+    ALL_KEYS,
     CODES,
     KINDS,
+    OTHER_KEYS,
+    OWN_ONLY,
     cache_kind,
     cache_pointers,
+    own_buffer,
+    own_launch,
     turning_arguments,
 )
 from localllm_kernels.attention.example import Example
+from localllm_kernels.attention.four_bits_kernels import OWN_KEYS
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import AttentionArguments
-from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
+from localllm_kernels.attention.parts import add_parts, leave_own, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     LOG2_E,
     WIDE,
@@ -36,7 +42,7 @@ from localllm_kernels.attention.tiles import (
     score_arguments,
 )
 from localllm_kernels.compiling.aot import AotSpec
-from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.compiling.launch import Workspace, present
 
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 64
@@ -60,6 +66,7 @@ def _decode_kernel(
     parts_ptr,
     counters_ptr,
     sinks_ptr,
+    own_ptr,
     factors_ptr,
     means_ptr,
     scale,
@@ -77,6 +84,7 @@ def _decode_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     ROTATED: tl.constexpr,
+    OWN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -118,6 +126,9 @@ def _decode_kernel(
     first_tile = 0
     if HAS_WINDOW:
         first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
+    if OWN == 2:
+        first_own = (length - num_queries) // OWN_KEYS * OWN_KEYS
+        first_tile = tl.maximum(first_tile, first_own // BLOCK_N)
     num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
     low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
     # Requests with more queries belong to another launch.
@@ -154,6 +165,7 @@ def _decode_kernel(
         CACHE_BLOCK,
         KIND,
         ROTATED,
+        OWN,
         HAS_WINDOW,
         NUM_HIDDEN,
         HAS_CAP,
@@ -165,17 +177,21 @@ def _decode_kernel(
     if num_parts > 1:
         task = seq * KV_HEADS + kv_head
         parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
-        total, values, is_done = add_parts(
+        most, total, values, is_done = add_parts(
             most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
             BLOCK_M, BLOCK_D, MAX_PARTS, UNROLL,
         )  # fmt: skip
         if not is_done:
             return
-    result = attended(
-        values, total, kv_head, factors_ptr, means_ptr,
-        HEAD_DIM, KIND, ROTATED, VALUES_ARE_KEYS, NUM_HIDDEN,
-    )  # fmt: skip
-    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+    own_rows = (first_query + token).to(tl.int64) * HEADS + head
+    if OWN == 2:
+        leave_own(own_ptr, own_rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
+    else:
+        result = attended(
+            most, total, values, own_rows, is_row, own_ptr, kv_head, factors_ptr, means_ptr,
+            HEAD_DIM, VALUE_DIM, KIND, ROTATED, VALUES_ARE_KEYS, OWN, NUM_HIDDEN, BLOCK_D,
+        )  # fmt: skip
+        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 def max_decode_rows(itemsize: int, value_dim: int, *, is_4_bit: bool) -> int:
@@ -227,14 +243,35 @@ def paged_attention_decode(
     `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
     device. Each has at least MIN_SPLIT_KEYS.
     """
+    num_tokens, heads, head_dim = query.shape
+    value_dim = how.get("value_dim") or head_dim
+    out = query.new_empty(num_tokens, heads, value_dim) if out is None else out
+    if len(how["seq_lens"]) == 0:
+        return out
+    own = own_buffer(query, cache, workspace, how)
+    if own is not None:
+        _launch(query, *own_launch(cache, how), workspace, 1, out, own, OWN_ONLY)
+    which = ALL_KEYS if own is None else OTHER_KEYS
+    _launch(query, cache, how, workspace, num_splits, out, own, which)
+    return out
+
+
+def _launch(
+    query: Tensor,
+    cache: KVCache,
+    how: AttentionArguments,
+    workspace: Workspace,
+    num_splits: int | None,
+    out: Tensor,
+    own: Tensor | None,
+    which: int,
+) -> None:
+    """`own`: what queries have of their own keys; `which`: keys, OWN of the kernels."""
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = how["block_tables"].shape
     max_query_len, window = how["max_query_len"], how["window"]
-    cap, sinks, value_dim = how.get("cap"), how.get("sinks"), how.get("value_dim") or head_dim
-    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
-    if num_seqs == 0:
-        return out
+    cap, sinks, value_dim = how.get("cap"), how.get("sinks"), out.shape[2]
     num_tasks = num_seqs * kv_heads
     if num_splits is None:
         num_keys = max_blocks * cache_block
@@ -249,6 +286,7 @@ def paged_attention_decode(
         "starts_ptr": how["cu_seqlens_q"],
         "lengths_ptr": how["seq_lens"],
         "out_ptr": out,
+        "own_ptr": present(own, out),
         "counters_ptr": workspace.counters(num_tasks),
         "scale": how["scale"] * LOG2_E,
         "window": window or 0,
@@ -260,6 +298,7 @@ def paged_attention_decode(
         "HEAD_DIM": head_dim,
         "CACHE_BLOCK": cache_block,
         "KIND": cache_kind(cache),
+        "OWN": which,
         "HAS_WINDOW": window is not None,
         "NUM_HIDDEN": how.get("num_hidden", 0),
         "MAX_PARTS": MAX_SPLITS,
@@ -270,7 +309,7 @@ def paged_attention_decode(
     if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
         arguments |= {name: turning[name] for name in ("factors_ptr", "means_ptr")}
         _launch_fragments(grid, arguments, workspace, rows, num_parts)
-        return out
+        return
     block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
     widths = head_constants(head_dim, value_dim)
     _decode_kernel[grid](
@@ -290,7 +329,6 @@ def paged_attention_decode(
             is_4_bit=arguments["KIND"] == KINDS["int4"],
         ),
     )
-    return out
 
 
 def _launch_fragments(
@@ -344,7 +382,26 @@ def _max_stack(example: Example, rows: int) -> int:
     """The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6."""
     if rows == 64 or example.dtype == "fp32":
         return 32
-    return 8 * (example.kind != "plain") + 16 * (example.has_sinks or example.kind == "int4")
+    return 8 * (example.kind != "plain") + 16 * example.has_sinks + 32 * (example.kind == "int4")
+
+
+def _own_only(
+    query: Tensor, cache: KVCache, workspace: Workspace, **how: Unpack[AttentionArguments]
+) -> Tensor:
+    """The first launch over a cache in 4 bits."""
+    own = own_buffer(query, cache, workspace, how)
+    out = query.new_empty(*query.shape[:2], how.get("value_dim") or query.shape[2])
+    _launch(query, *own_launch(cache, how), workspace, 1, out, own, OWN_ONLY)
+    return out
+
+
+def _own_spec(example: Example, rows: int) -> AotSpec:
+    return AotSpec(
+        _decode_kernel,
+        f"own keys, {rows} rows of {example.head_dim}",
+        lambda workspace: example.attend(_own_only, workspace, rows),
+        work=replace(example, kind="plain").work,
+    )
 
 
 def _fragment_spec(example: Example, rows: int) -> AotSpec:
@@ -382,6 +439,8 @@ AOT_SPECS = [
         if rows == 16 or kind != "int4"
     ),
     _spec(Example("int4", head_dim=256, has_window=True), 16),
+    _own_spec(Example("int4"), 16),
+    _own_spec(Example("int4", head_dim=576, value_dim=512), 16),
     _spec(Example(head_dim=256, has_cap=True), 16),
     _spec(Example(head_dim=64, has_sinks=True), 16),
     *(

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 
 from localllm_kernels.attention.four_bits import NUM_MEANS as MEANS
+from localllm_kernels.attention.four_bits import OWN_KEYS as ALL_OWN_KEYS
 from localllm_kernels.attention.four_bits import REACHES as ALL_REACHES
 
 NUM_MEANS = tl.constexpr(MEANS)
+OWN_KEYS = tl.constexpr(ALL_OWN_KEYS)
 REACHES = tl.constexpr(ALL_REACHES)
 NUM_REACHES = tl.constexpr(len(ALL_REACHES))
 
@@ -102,17 +104,19 @@ def offsets_of_keys(offsets, scales):
 
 @triton.jit
 def turned_back(
-    found, factors_ptr, means_ptr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr,
+    found, total, factors_ptr, means_ptr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Values [rows, columns] of what weights found in codes; keys that are values have one mean."""
+    """Values [rows, columns] of what weights, whose sum is `total`, found in codes; keys that are
+    values have one mean.
+    """
     found = rotated(found, SIZE)
     if VALUES_ARE_KEYS:
         columns = tl.arange(0, found.shape[1])
         is_column = columns < HEAD_DIM
         factors = tl.load(factors_ptr + columns, mask=is_column, other=1.0)
         mean = tl.load(means_ptr + columns, mask=is_column, other=0.0)
-        found = found / factors[None, :] + mean[None, :]
+        found = found / factors[None, :] + mean[None, :] * total[:, None]
     return found
 
 

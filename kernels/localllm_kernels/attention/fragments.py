@@ -17,7 +17,7 @@ maximum, sum and values until the end.
 import triton
 import triton.language as tl
 
-from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, load_scales, mean_of
+from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, OWN_KEYS, load_scales, mean_of
 from localllm_kernels.attention.fragments_4_bits import (
     found_turned_back,
     key_pairs_4,
@@ -56,6 +56,7 @@ def _fragment_decode_kernel(
     out_ptr,
     parts_ptr,
     counters_ptr,
+    own_ptr,
     factors_ptr,
     means_ptr,
     scale,
@@ -68,6 +69,7 @@ def _fragment_decode_kernel(
     HEAD_DIM: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
+    OWN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     EIGHTS: tl.constexpr,
@@ -166,7 +168,7 @@ def _fragment_decode_kernel(
                     products = products + (product,)
                 scores = scores + _scores_of_keys(
                     products, first + g, positions[2 * n], positions[2 * n + 1], window,
-                    HAS_WINDOW, NUM_HIDDEN,
+                    OWN, HAS_WINDOW, NUM_HIDDEN,
                 )  # fmt: skip
         # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
         most, total, keep, weights = _with_turn(most, total, scores, value_scales, EIGHTS, PTX)
@@ -211,7 +213,9 @@ def _fragment_decode_kernel(
         _store_part(parts_ptr + split * PART, found, mosts, totals)
         if not is_last(counters_ptr + task, num_parts):
             return
-        found, totals = _of_all_parts(parts_ptr, num_parts, found, totals, PART, MAX_PARTS, STEPS)
+        found, mosts, totals = _of_all_parts(
+            parts_ptr, num_parts, found, totals, PART, MAX_PARTS, STEPS
+        )
     query = 8 * (places // (4 * STEPS)) + 2 * (lanes % 4) + places % 2
     step, dim = places // 4 % STEPS, places % 4 // 2
     if KIND == 3:
@@ -223,6 +227,15 @@ def _fragment_decode_kernel(
     token = query // GROUP
     row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + query % GROUP
     sums = _of_query(totals, places, STEPS)
+    if OWN:
+        greatest = _of_query(mosts, places, STEPS)
+        at, is_row = own_ptr + row * (HEAD_DIM + 4), token < num_queries
+        own_most = tl.load(at + HEAD_DIM, mask=is_row, other=float("-inf"))
+        greater = tl.maximum(greatest, own_most)
+        reference = tl.where(greater == float("-inf"), 0.0, greater)
+        keep, own_keep = tl.exp2(greatest - reference), tl.exp2(own_most - reference)
+        sums = sums * keep + tl.load(at + HEAD_DIM + 1, mask=is_row, other=0.0) * own_keep
+        found = found * keep + tl.load(at + dim, mask=is_row, other=0.0) * own_keep
     if NUM_HIDDEN:
         sums = tl.where(sums == 0, 1.0, sums)
     result = found / sums
@@ -249,13 +262,15 @@ def _queries_by_keys(
 @triton.jit
 def _scores_of_keys(
     products, key, even_position, odd_position, window,
-    HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+    OWN: tl.constexpr, HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """The scores of two queries with `key` and the eighth key after it; -inf if not seen."""
     positions, scores = (even_position, odd_position), ()
     for c in tl.static_range(4):
         its_key = key + 8 * (c // 2)
         is_seen = its_key <= positions[c % 2]
+        if OWN:
+            is_seen = its_key < positions[c % 2] // OWN_KEYS * OWN_KEYS
         if HAS_WINDOW:
             is_seen &= its_key > positions[c % 2] - window
         if NUM_HIDDEN:
@@ -327,11 +342,11 @@ def _of_all_parts(
     parts_ptr, num_parts, found, totals, PART: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Values and sums of all parts, in the shapes of `found` and `totals`."""
+    """Values, maxima and sums of all parts, in the shapes of `found` and `totals`."""
     COUNT: tl.constexpr = found.shape[1]
     lane, place = tl.arange(0, 32), tl.arange(0, COUNT)[None, :]
     part = tl.arange(0, MAX_PARTS)[:, None]
-    references, sums = (), ()
+    maxima, references, sums = (), (), ()
     for at in tl.static_range(len(totals)):
         # One round trip fetches those of all parts.
         of_part = parts_ptr + part * PART + 32 * (COUNT + 2 * at) + lane[None, :]
@@ -340,7 +355,7 @@ def _of_all_parts(
         of_parts = tl.load(of_part + 32, mask=is_part, other=0.0, cache_modifier=".cg")
         greatest = tl.max(mosts, axis=0)
         reference = tl.where(greatest == float("-inf"), 0.0, greatest)
-        references = references + (reference,)
+        maxima, references = maxima + (greatest,), references + (reference,)
         sums = sums + (tl.sum(of_parts * tl.exp2(mosts - reference[None, :]), axis=0),)
     whole = tl.zeros([32, COUNT], tl.float32)
     for i in tl.range(0, num_parts, loop_unroll_factor=4):
@@ -351,7 +366,7 @@ def _of_all_parts(
             most = tl.load(its_ptr + 32 * (COUNT + 2 * at) + lane, cache_modifier=".cg")
             factors = factors + (tl.exp2(most - references[at]),)
         whole += values * _of_query(factors, place, STEPS)
-    return whole, sums
+    return whole, maxima, sums
 
 
 @triton.jit

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.attention.capped import capped
+from localllm_kernels.attention.four_bits import OWN_KEYS
 from localllm_kernels.attention.kv_cache import KVCache, plain_rows
 
 KEY_TILE = 64
@@ -43,7 +44,7 @@ class AttentionArguments(TypedDict):
     [num_seqs + 1], where each request's queries start; `seq_lens`: [num_seqs], keys of each request
     including its new tokens; `max_query_len`: the most new tokens of a request, by which some
     kernels choose their tiles; `sinks`: [num_heads]; `value_dim`: how many of a value's numbers are
-    wanted, the first ones; None: all.
+    wanted, the first ones; None: all; `newest_tables`: block tables of `cache.newest`.
     """
 
     block_tables: Tensor
@@ -56,6 +57,7 @@ class AttentionArguments(TypedDict):
     sinks: NotRequired[Tensor | None]
     num_hidden: NotRequired[int]
     value_dim: NotRequired[int | None]
+    newest_tables: NotRequired[Tensor | None]
 
 
 def paged_attention_reference(
@@ -67,6 +69,7 @@ def paged_attention_reference(
     request are padding, and zero in the result.
     """
     block_tables, seq_lens = how["block_tables"], how["seq_lens"]
+    newest_tables = how.get("newest_tables")
     out = query.new_zeros(*query.shape[:2], how.get("value_dim") or query.shape[2])
     starts, lengths = how["cu_seqlens_q"].tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
@@ -85,6 +88,7 @@ def paged_attention_reference(
             cache,
             how,
             block_tables=block_tables[single],
+            newest_tables=None if newest_tables is None else newest_tables[single],
             positions=positions,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
@@ -104,6 +108,7 @@ def paged_attention_reference(
                 cache,
                 how,
                 block_tables=block_tables[i : i + 1],
+                newest_tables=None if newest_tables is None else newest_tables[i : i + 1],
                 positions=positions,
                 max_position=low + count - 1,
                 min_position=low,
@@ -117,6 +122,7 @@ def _attend(
     how: AttentionArguments,
     *,
     block_tables: Tensor,
+    newest_tables: Tensor | None,
     positions: Tensor,
     max_position: int,
     min_position: int,
@@ -132,8 +138,9 @@ def _attend(
     first_key = 0 if window is None else max(0, min_position - window + 1)
     first_key -= first_key % KEY_TILE
     num_tiles = (max_position - first_key) // KEY_TILE + 1
-    key, value = _gather(cache, block_tables, positions[:, -1:], first_key, num_tiles * KEY_TILE)
-    key, value = (x.view(seqs, kv_heads, num_tiles, KEY_TILE, head_dim) for x in (key, value))
+    span = positions[:, -1:], first_key, num_tiles * KEY_TILE
+    shape = seqs, kv_heads, num_tiles, KEY_TILE, head_dim
+    key, value = (x.view(shape) for x in _gather(cache, block_tables, *span))
 
     # Rows of one product: the queries of one key/value head, [seqs, kv_heads, 1, rows, head_dim].
     rows = queries * groups
@@ -146,12 +153,16 @@ def _attend(
         last = row_positions[:, -1:].expand(seqs, padding)
         row_positions = torch.cat((row_positions, last), dim=1)
 
-    scores = torch.matmul(packed, key.transpose(-1, -2))
-    if cap is not None:
-        scores = capped(scores, cap)
     row_positions = row_positions.view(seqs, 1, 1, -1, 1)
     keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
+    scores = torch.matmul(packed, key.transpose(-1, -2))
+    if cache.newest is not None and newest_tables is not None:
+        is_newest = keys // OWN_KEYS == row_positions // OWN_KEYS
+        key, newest_value = (x.view(shape) for x in _gather(cache.newest, newest_tables, *span))
+        scores = torch.where(is_newest, torch.matmul(packed, key.transpose(-1, -2)), scores)
+    if cap is not None:
+        scores = capped(scores, cap)
     hidden = (keys > row_positions) | (keys < num_hidden)
     if window is not None:
         hidden = hidden | (keys <= row_positions - window)
@@ -167,7 +178,11 @@ def _attend(
         maximum = torch.maximum(maximum, sink)
     weights = scores.sub_(maximum).exp_()
     tile_sums = weights.sum(dim=-1, keepdim=True)
-    tile_outputs = torch.matmul(weights, value[..., :value_dim])
+    if cache.newest is not None and newest_tables is not None:
+        tile_outputs = torch.matmul(weights * is_newest, newest_value[..., :value_dim])
+        tile_outputs += torch.matmul(weights * ~is_newest, value[..., :value_dim])
+    else:
+        tile_outputs = torch.matmul(weights, value[..., :value_dim])
     total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]
     if sinks is not None:
         denominator = denominator + (sink - maximum).exp()[:, :, 0]

@@ -7,6 +7,7 @@ so that none is missing; a tile after the last query has nothing to do. (vLLM's 
 numbers its tiles in this way; pull request 16828.)
 """
 
+from dataclasses import replace
 from typing import Unpack
 
 import triton
@@ -14,15 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.attention.cache_arguments import (
+    ALL_KEYS,
     KINDS,
+    OTHER_KEYS,
+    OWN_ONLY,
     cache_kind,
     cache_pointers,
+    own_buffer,
+    own_launch,
     turning_arguments,
 )
 from localllm_kernels.attention.example import Example
+from localllm_kernels.attention.four_bits_kernels import OWN_KEYS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import AttentionArguments
-from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
+from localllm_kernels.attention.parts import add_parts, leave_own, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     LOG2_E,
     WIDE,
@@ -32,7 +39,7 @@ from localllm_kernels.attention.tiles import (
     score_arguments,
 )
 from localllm_kernels.compiling.aot import AotSpec
-from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.compiling.launch import Workspace, present
 
 NUM_WARPS = 8
 MIN_SPLIT_KEYS = 512
@@ -66,6 +73,7 @@ def _prefill_kernel(
     parts_ptr,
     counters_ptr,
     sinks_ptr,
+    own_ptr,
     factors_ptr,
     means_ptr,
     scale,
@@ -84,6 +92,7 @@ def _prefill_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     ROTATED: tl.constexpr,
+    OWN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -126,6 +135,8 @@ def _prefill_kernel(
     if HAS_WINDOW:
         oldest = tl.maximum(first_position + skipped - window + 1, 0)
         first_key = oldest // BLOCK_N * BLOCK_N
+    if OWN == 2:
+        first_key = tl.maximum(first_key, (first_position + skipped) // OWN_KEYS * OWN_KEYS)
     end_key = tl.minimum(first_position + skipped + BLOCK_Q, length)
     num_tiles = tl.cdiv(end_key - first_key, BLOCK_N)
     low, high, num_parts = 0, num_tiles, 1
@@ -164,6 +175,7 @@ def _prefill_kernel(
         CACHE_BLOCK,
         KIND,
         ROTATED,
+        OWN,
         HAS_WINDOW,
         NUM_HIDDEN,
         HAS_CAP,
@@ -175,17 +187,21 @@ def _prefill_kernel(
     if num_parts > 1:
         task = tile * KV_HEADS + kv_head
         parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
-        total, values, is_done = add_parts(
+        most, total, values, is_done = add_parts(
             most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
             BLOCK_M, BLOCK_D, MAX_PARTS, 1,
         )  # fmt: skip
         if not is_done:
             return
-    result = attended(
-        values, total, kv_head, factors_ptr, means_ptr,
-        HEAD_DIM, KIND, ROTATED, VALUES_ARE_KEYS, NUM_HIDDEN,
-    )  # fmt: skip
-    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+    own_rows = (first_query + token).to(tl.int64) * HEADS + head
+    if OWN == 2:
+        leave_own(own_ptr, own_rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
+    else:
+        result = attended(
+            most, total, values, own_rows, is_row, own_ptr, kv_head, factors_ptr, means_ptr,
+            HEAD_DIM, VALUE_DIM, KIND, ROTATED, VALUES_ARE_KEYS, OWN, NUM_HIDDEN, BLOCK_D,
+        )  # fmt: skip
+        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 def _tile(block_d: int, itemsize: int, capability: int, *, is_4_bit: bool) -> tuple[int, int]:
@@ -226,12 +242,34 @@ def paged_attention_prefill(
     many as fill the device. Each has at least MIN_SPLIT_KEYS.
     """
     num_tokens, heads, head_dim = query.shape
+    value_dim = how.get("value_dim") or head_dim
+    out = query.new_empty(num_tokens, heads, value_dim) if out is None else out
+    if len(how["seq_lens"]) == 0:
+        return out
+    own = own_buffer(query, cache, workspace, how)
+    if own is not None:
+        _launch(query, *own_launch(cache, how), workspace, 1, least_queries, out, own, OWN_ONLY)
+    which = ALL_KEYS if own is None else OTHER_KEYS
+    _launch(query, cache, how, workspace, num_splits, least_queries, out, own, which)
+    return out
+
+
+def _launch(
+    query: Tensor,
+    cache: KVCache,
+    how: AttentionArguments,
+    workspace: Workspace,
+    num_splits: int | None,
+    least_queries: int,
+    out: Tensor,
+    own: Tensor | None,
+    which: int,
+) -> None:
+    """`own`: what queries have of their own keys; `which`: keys, OWN of the kernels."""
+    num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = how["block_tables"].shape
-    window, value_dim = how["window"], how.get("value_dim") or head_dim
-    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
-    if num_seqs == 0:
-        return out
+    window, value_dim = how["window"], out.shape[2]
     group = heads // kv_heads
     widths = head_constants(head_dim, value_dim)
     kind = cache_kind(cache)
@@ -265,12 +303,14 @@ def paged_attention_prefill(
         num_seqs=num_seqs,
         num_splits=num_splits,
         least_queries=least_queries,
+        own_ptr=present(own, out),
         **score_arguments(how.get("cap"), how.get("sinks"), pointers[0]),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         CACHE_BLOCK=cache_block,
         KIND=kind,
+        OWN=which,
         HAS_WINDOW=window is not None,
         NUM_HIDDEN=how.get("num_hidden", 0),
         BLOCK_Q=block_q,
@@ -282,7 +322,6 @@ def paged_attention_prefill(
         MAX_PARTS=max_splits,
         num_warps=NUM_WARPS,
     )
-    return out
 
 
 def _spec(example: Example) -> AotSpec:
@@ -297,12 +336,33 @@ def _spec(example: Example) -> AotSpec:
     )
 
 
+def _own_only(
+    query: Tensor, cache: KVCache, workspace: Workspace, **how: Unpack[AttentionArguments]
+) -> Tensor:
+    """The first launch over a cache in 4 bits."""
+    own = own_buffer(query, cache, workspace, how)
+    out = query.new_empty(*query.shape[:2], how.get("value_dim") or query.shape[2])
+    _launch(query, *own_launch(cache, how), workspace, 1, 0, out, own, OWN_ONLY)
+    return out
+
+
+def _own_spec(example: Example) -> AotSpec:
+    return AotSpec(
+        _prefill_kernel,
+        f"own keys, heads of {example.head_dim}",
+        lambda workspace: example.attend(_own_only, workspace, 512),
+        work=replace(example, kind="plain").work,
+    )
+
+
 AOT_SPECS = [
     *(_spec(Example(kind)) for kind in KINDS),
     _spec(Example(has_window=True)),
     *(_spec(Example(head_dim=dim)) for dim in (256, 512)),
     *(_spec(Example(kind, head_dim=576, value_dim=512)) for kind in KINDS),
     _spec(Example("int4", head_dim=256)),
+    _own_spec(Example("int4")),
+    _own_spec(Example("int4", head_dim=576, value_dim=512)),
     _spec(Example(head_dim=256, has_cap=True)),
     _spec(Example(head_dim=64, has_sinks=True)),
     _spec(Example(dtype="fp32", head_dim=576, value_dim=512)),

@@ -150,8 +150,22 @@ def rotate_and_store(
     eps: float = 0.0,
     has_values: bool = True,
     norms_values: bool = False,
+    newest_slots: Tensor | None = None,
 ) -> Tensor:
     """See rotate_and_store_reference."""
+    if cache is not None and cache.newest is not None and newest_slots is not None:
+        rotate_and_store(
+            qkv,
+            cos,
+            sin,
+            cache.newest,
+            newest_slots,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=eps,
+            has_values=has_values,
+            norms_values=norms_values,
+        )
     qkv = qkv.contiguous()
     num_tokens, all_heads, head_dim = qkv.shape
     _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape

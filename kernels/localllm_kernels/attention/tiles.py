@@ -13,6 +13,7 @@ from torch import Tensor
 
 from localllm_kernels.attention.four_bits_kernels import (
     NUM_MEANS,
+    OWN_KEYS,
     added,
     load_scales,
     number_of,
@@ -20,6 +21,7 @@ from localllm_kernels.attention.four_bits_kernels import (
     turned_back,
     turned_query,
 )
+from localllm_kernels.attention.parts import with_own
 from localllm_kernels.compiling.launch import present
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
@@ -74,6 +76,7 @@ def attend_tiles(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     ROTATED: tl.constexpr,
+    OWN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -89,7 +92,7 @@ def attend_tiles(
     read. The keys are those from `first_key`, a
     multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
     are in base 2; a sink is minus infinity where another run of keys counts it. ROTATED: neighbours
-    that are rotated together in 4 bits.
+    that are rotated together in 4 bits. OWN: see cache_arguments.py.
     """
     dtype: tl.constexpr = query.dtype
     columns = tl.arange(0, BLOCK_D)
@@ -149,6 +152,9 @@ def attend_tiles(
             # cap · tanh(score / cap), of scores that are log2(e) times as large
             scores = cap - 2 * cap / (1 + tl.exp2(scores * (2.8853900817779268 / cap)))
         is_seen = keys[None, :] <= positions[:, None]
+        if OWN:
+            is_own = keys[None, :] >= (positions // OWN_KEYS * OWN_KEYS)[:, None]
+            is_seen &= is_own if OWN == 2 else ~is_own
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
         if NUM_HIDDEN:
@@ -181,18 +187,23 @@ def attend_tiles(
 
 @triton.jit
 def attended(
-    values, total, kv_head, factors_ptr, means_ptr, HEAD_DIM: tl.constexpr, KIND: tl.constexpr,
-    ROTATED: tl.constexpr, VALUES_ARE_KEYS: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+    most, total, values, rows, is_row, own_ptr, kv_head, factors_ptr, means_ptr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KIND: tl.constexpr, ROTATED: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr, OWN: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The result, of the weighted values and the sums of weights over all runs of keys."""
-    if NUM_HIDDEN:
-        total = tl.where(total == 0, 1.0, total)
-    found = values / total[:, None]
+    """The results of `rows` [BLOCK_M], from what they have of all runs of keys."""
     if KIND == 3:
         factors_ptr += kv_head * HEAD_DIM
         means_ptr += kv_head * NUM_MEANS * HEAD_DIM
-        found = turned_back(found, factors_ptr, means_ptr, HEAD_DIM, ROTATED, VALUES_ARE_KEYS)
-    return found
+        values = turned_back(
+            values, total, factors_ptr, means_ptr, HEAD_DIM, ROTATED, VALUES_ARE_KEYS
+        )
+    if OWN:
+        total, values = with_own(own_ptr, rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
+    return values / total[:, None]
 
 
 def score_arguments(

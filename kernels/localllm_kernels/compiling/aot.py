@@ -85,7 +85,8 @@ class AotSpec:
         workspace.capability, workspace.num_processors = capability, H100_PROCESSORS
         with _noting() as noted:
             self.call(workspace)
-        given = next(arguments for kernel, arguments in noted if kernel is self.kernel)
+        # What a launcher launches before is another spec's.
+        *_, given = (arguments for kernel, arguments in noted if kernel is self.kernel)
         passed = {name: given[name] for name in self.kernel.arg_names}
         return Launch(
             {name: _type_of(value) for name, value in passed.items() if not name.isupper()},

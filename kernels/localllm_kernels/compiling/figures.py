@@ -86,18 +86,20 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/decode", "_decode_kernel bf16, fp8 cache, 16 rows of 128"): Figure(
         1777, 9, "goal 700, which the fragments reach"
     ),
-    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 128"): Figure(433, 0),
-    ("attention/decode", "_fragment_decode_kernel int4 cache, 16 rows of 128"): Figure(533, 0),
-    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 64"): Figure(289, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 128"): Figure(436, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 16 rows of 128"): Figure(536, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 64"): Figure(294, 0),
     ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 128"): Figure(
         1538, 19, "goal 600, which the fragments reach"
     ),
     ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 256"): Figure(
-        2699, 19, "goal 1200: codes are converted one by one, and half of them are read twice"
+        2721, 19, "goal 1200: codes are converted one by one, and half of them are read twice"
     ),
     ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 576"): Figure(
         3900, 15, "goal 1700: as above, and again where keys are values"
     ),
+    ("attention/decode", "_decode_kernel own keys, 16 rows of 128"): Figure(490, 9),
+    ("attention/decode", "_decode_kernel own keys, 16 rows of 576"): Figure(1114, 24),
     ("attention/decode", "_decode_kernel bf16, plain cache, 32 rows of 128"): Figure(749, 9),
     ("attention/decode", "_decode_kernel bf16, plain cache, 64 rows of 128"): Figure(723, 9),
     ("attention/decode", "_decode_kernel bf16, plain cache, 16 rows of 256"): Figure(1006, 9),
@@ -117,14 +119,16 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("attention/prefill", "_prefill_kernel bf16, int8 cache, heads of 128"): Figure(1232, 9),
     ("attention/prefill", "_prefill_kernel bf16, fp8 cache, heads of 128"): Figure(1559, 9),
     ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 128"): Figure(
-        1814, 19, "goal 1232, as of int8: half of the codes are read twice"
+        1844, 19, "goal 1232, as of int8: half of the codes are read twice"
     ),
     ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 256"): Figure(
-        2974, 19, "goal 1554: as above"
+        3004, 19, "goal 1554: as above"
     ),
     ("attention/prefill", "_prefill_kernel bf16, int4 cache, heads of 576"): Figure(
         3904, 15, "goal 1700: as above"
     ),
+    ("attention/prefill", "_prefill_kernel own keys, heads of 128"): Figure(670, 9),
+    ("attention/prefill", "_prefill_kernel own keys, heads of 576"): Figure(1534, 16),
     ("attention/prefill", "_prefill_kernel bf16, plain cache, heads of 256"): Figure(1554, 9),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 64"): Figure(2916, 3),
     ("attention/prefill", "_prefill_kernel fp32, plain cache, heads of 128"): Figure(5444, 3),

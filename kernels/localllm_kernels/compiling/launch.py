@@ -51,6 +51,7 @@ class Workspace:
             in_cache = getattr(properties, "L2_cache_size", 0) * 3 // 4
             self.slice_bytes = min(max(in_cache, self.slice_bytes), MAX_SLICE_BYTES)
         self._parts = torch.empty(0, dtype=torch.float32, device=device)
+        self._own = self._parts
         self._slice = torch.empty(0, dtype=torch.uint8, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
         # Captured launches go on using these.
@@ -73,6 +74,13 @@ class Workspace:
             self._outgrown.append(self._parts)
             self._parts = self._parts.new_empty(max(count, 2 * self._parts.numel()))
         return self._parts
+
+    def own(self, count: int) -> Tensor:
+        """At least `count` uninitialised floats, which `parts` leaves alone."""
+        if self._own.numel() < count:
+            self._outgrown.append(self._own)
+            self._own = self._own.new_empty(max(count, 2 * self._own.numel()))
+        return self._own
 
     def slice(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised values [num_rows, width]; the same memory each time."""

@@ -5,7 +5,8 @@
  * Gimelshein 2018, "Online normalizer calculation for softmax"), so that a row's arithmetic is the
  * same whatever other rows there are. A tile that a row does not see leaves the row unchanged. After
  * each stretch of keys its part is added to that of the stretches before, so that threads may share
- * the stretches of a few rows. */
+ * the stretches of a few rows. Over a cache in 4 bits, queries' own keys are read from another one: a task
+ * of its own, whose part is added last. */
 
 #include "attention_codes.h"
 
@@ -38,10 +39,11 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
   CodeTable table = {0};
   if (has_table) table = code_table(kind);
   const Part here = {state.most, state.sum, state.total}, before = part_in(state.before, state.rows);
-  start_part(s, task, state.rows, state.dim, &before);
+  start_part(s, task, state.rows, state.dim, &before, !task->part);
   start_stretch(&state);
   Span span = seen_keys(s, task);
   if (task->stretch >= 0) cut_span(&span, task->stretch);
+  if (span.start >= span.end) span = (Span){0};
   int64_t first = down_to(span.start, KEY_TILE);
   if (is_turned && first < span.end) find_parts(cache, task, &span, first, both, kind);
   for (int64_t number = 0; first < span.end; first += KEY_TILE, number ^= 1) {
@@ -92,27 +94,41 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
           state.dim / LANES, depth, state.keep, state.total + r * state.dim, state.dim);
     }
   }
-  if (task->stretch >= 0) {
-    const Part to = part_in(task->part, state.rows);
-    memcpy(to.most, here.most, (size_t)state.rows * sizeof(float));
-    memcpy(to.sum, here.sum, (size_t)state.rows * sizeof(float));
-    memcpy(to.total, here.total, (size_t)(state.rows * state.dim) * sizeof(float));
+  if (task->stretch < 0) add_part(&before, &here, state.rows, state.dim);
+  if (!task->part) {
+    finish_rows(s, task, &before, state.rows, state.dim, out);
     return;
   }
-  add_part(&before, &here, state.rows, state.dim);
-  finish_rows(s, task, &before, state.rows, state.dim, out);
+  const Part to = part_in(task->part, state.rows), *found = task->stretch < 0 ? &before : &here;
+  memcpy(to.most, found->most, (size_t)state.rows * sizeof(float));
+  memcpy(to.sum, found->sum, (size_t)state.rows * sizeof(float));
+  memcpy(to.total, found->total, (size_t)(state.rows * state.dim) * sizeof(float));
+}
+
+/* Adds the part of the queries' own keys to that of the others, and both to the sinks. */
+static void join_newest(const AttentionShape *s, const AttentionTask *task, const Part *others,
+                        const Part *newest, int64_t rows, int64_t dim) {
+  float memory[QUERY_ROWS * (MAX_DIM + 2)];
+  const Part all = part_in(memory, rows);
+  for (int64_t r = 0; r < rows; r++)
+    turn_found(&s->cache, task->kv_head, others->total + r * dim, others->sum[r]);
+  start_part(s, task, rows, dim, &all, 1);
+  add_part(&all, others, rows, dim);
+  add_part(&all, newest, rows, dim);
+  memcpy(others->most, all.most, (size_t)part_floats(rows, dim) * sizeof(float));
 }
 
 /* Joins the parts of a task and of those that follow it, as `attend` does one after another. */
 static void join_parts(const AttentionShape *s, const AttentionTask *task, float *out) {
   const int64_t rows = task->num_queries * (s->heads / s->cache.kv_heads);
   const int64_t dim = up_to(s->cache.head_dim, LANES);
-  float memory[FEW_ROWS * (MAX_DIM + 2)];
+  float memory[QUERY_ROWS * (MAX_DIM + 2)];
   const Part all = part_in(memory, rows);
-  start_part(s, task, rows, dim, &all);
-  for (int64_t i = 0; i <= task->num_follow; i++) {
+  start_part(s, task, rows, dim, &all, !s->own_keys);
+  for (int64_t i = 0; i < task->num_joined; i++) {
     const Part next = part_in(task[i].part, rows);
-    add_part(&all, &next, rows, dim);
+    if (task[i].is_newest) join_newest(s, task, &all, &next, rows, dim);
+    else add_part(&all, &next, rows, dim);
   }
   finish_rows(s, task, &all, rows, dim, out);
 }
@@ -143,53 +159,63 @@ void team_attention(const Team *team, const AttentionShape *s, const AttentionTa
       [KV_INT8] = {attend_int8, attend_int8_turned},
       [KV_FP8] = {attend_fp8, attend_fp8_turned},
       [KV_INT4] = {attend_int4, attend_int4_turned}};
+  AttentionShape newest = *s;
+  newest.cache = s->newest;
   /* Tasks take different times, so a thread that is done takes the next one. */
-  for (int64_t i; (i = team_next(team)) < count;)
-    attend_one[s->cache.kind][s->cache.is_turned](s, tasks + i, query, out);
+  for (int64_t i; (i = team_next(team)) < count;) {
+    const AttentionShape *own = tasks[i].is_newest ? &newest : s;
+    attend_one[own->cache.kind][own->cache.is_turned](own, tasks + i, query, out);
+  }
   team_meet(team);
   int has_parts = 0;
-  for (int64_t i = 0; i < count; i++) has_parts |= tasks[i].stretch >= 0;
+  for (int64_t i = 0; i < count; i++) has_parts |= tasks[i].num_joined > 0;
   if (!has_parts) return;
   TEAM_FOR(team, i, count)
-    if (tasks[i].stretch == 0) join_parts(s, tasks + i, out);
+    if (tasks[i].num_joined) join_parts(s, tasks + i, out);
   team_meet(team);
 }
 
 /* How many stretches the keys of a few rows are shared out in, so that all threads have work. */
 INLINE int64_t stretches(int64_t rows, int64_t length) {
-  return rows <= FEW_ROWS ? (length + STRETCH - 1) / STRETCH : 1;
+  return rows <= FEW_ROWS && length > STRETCH ? (length + STRETCH - 1) / STRETCH : 1;
 }
 
-AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
-                               int64_t seqs, int64_t max_blocks, const AttentionShape *s,
+AttentionTask *attention_tasks(Tables tables, Tables newest, const int32_t *starts,
+                               const int64_t *lengths, int64_t seqs, const AttentionShape *s,
                                int64_t *count) {
   const int64_t group = s->heads / s->cache.kv_heads, per_task = QUERY_ROWS / group;
+  const int64_t dim = up_to(s->cache.head_dim, LANES), has_newest = s->own_keys > 0;
   if (s->cache.head_dim > MAX_DIM || per_task < 1) return NULL;
   int64_t floats = 0;
   *count = 0;
   for (int64_t i = 0; i < seqs; i++) {
-    const int64_t queries = starts[i + 1] - starts[i], parts = stretches(queries * group, lengths[i]);
+    const int64_t queries = starts[i + 1] - starts[i];
+    const int64_t parts = stretches(queries * group, lengths[i]) + has_newest;
     *count += s->cache.kv_heads * ((queries + per_task - 1) / per_task) * parts;
-    if (parts > 1)
-      floats += s->cache.kv_heads * parts *
-                part_floats(queries * group, up_to(s->cache.head_dim, LANES));
+    if (parts > 1) floats += s->cache.kv_heads * parts * part_floats(queries * group, dim);
   }
   AttentionTask *tasks = malloc((size_t)(*count + 1) * sizeof(AttentionTask) +
                                 (size_t)floats * sizeof(float)), *next = tasks;
   if (!tasks) return NULL;
   float *memory = (float *)(tasks + *count + 1);
   for (int64_t i = 0; i < seqs; i++) {
-    const int64_t queries = starts[i + 1] - starts[i], parts = stretches(queries * group, lengths[i]);
-    const int64_t part = part_floats(queries * group, up_to(s->cache.head_dim, LANES));
+    const int64_t queries = starts[i + 1] - starts[i];
+    const int64_t shared = stretches(queries * group, lengths[i]), parts = shared + has_newest;
     for (int64_t head = 0; head < s->cache.kv_heads; head++)
-      for (int64_t q = 0; q < queries; q += per_task)
-        for (int64_t n = 0; n < parts; n++) {
-          *next = (AttentionTask){tables + i * max_blocks, head, starts[i] + q,
-                                  queries - q < per_task ? queries - q : per_task,
-                                  lengths[i] - queries + q, parts > 1 ? n : -1, parts - 1 - n, NULL};
-          if (parts > 1) next->part = memory, memory += part;
-          next++;
+      for (int64_t q = 0; q < queries; q += per_task) {
+        const int64_t taken = queries - q < per_task ? queries - q : per_task;
+        for (int64_t n = 0; n < parts; n++, next++) {
+          *next = (AttentionTask){.table = tables.blocks + i * tables.max_blocks,
+                                  .kv_head = head, .first_query = starts[i] + q,
+                                  .num_queries = taken, .first_position = lengths[i] - queries + q,
+                                  .stretch = shared > 1 ? n : -1, .is_newest = n == shared,
+                                  .num_joined = parts > 1 && n == 0 ? parts : 0};
+          if (n == shared) {
+            next->table = newest.blocks + i * newest.max_blocks, next->stretch = -1;
+          }
+          if (parts > 1) next->part = memory, memory += part_floats(taken * group, dim);
         }
+      }
   }
   return tasks;
 }
@@ -209,10 +235,12 @@ static void attend_all(const Team *team, void *arguments) {
 
 /* Returns 1 if there are no tasks; see attention_tasks. */
 int paged_attention(const AttentionShape *s, const float *query, const int32_t *tables,
+                    int64_t max_blocks, const int32_t *newest, int64_t max_newest,
                     const int32_t *starts, const int64_t *lengths, float *out, int64_t seqs,
-                    int64_t max_blocks, int64_t threads) {
+                    int64_t threads) {
   int64_t count;
-  AttentionTask *tasks = attention_tasks(tables, starts, lengths, seqs, max_blocks, s, &count);
+  const Tables own = {tables, max_blocks}, other = {newest, max_newest};
+  AttentionTask *tasks = attention_tasks(own, other, starts, lengths, seqs, s, &count);
   if (!tasks) return 1;
   run_team(threads, attend_all, &(Attention){s, tasks, count, query, out});
   free(tasks);

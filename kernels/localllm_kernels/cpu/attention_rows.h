@@ -46,13 +46,20 @@ typedef struct {
   int64_t start, end, first, low, high;
 } Span;
 
-INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
-  const int64_t start = s->window ? task->first_position - s->window + 1 : 0;
-  return (Span){.start = start < s->num_hidden ? s->num_hidden : start,
-                .end = task->first_position + task->num_queries};
-}
 INLINE int64_t down_to(int64_t i, int64_t multiple) { return i / multiple * multiple; }
 INLINE int64_t up_to(int64_t i, int64_t multiple) { return (i + multiple - 1) / multiple * multiple; }
+INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
+  int64_t start = s->window ? task->first_position - s->window + 1 : 0;
+  int64_t end = task->first_position + task->num_queries;
+  if (s->own_keys && task->is_newest) {
+    const int64_t own = down_to(task->first_position, s->own_keys);
+    if (start < own) start = own;
+  } else if (s->own_keys) {
+    end = down_to(end - 1, s->own_keys);
+  }
+  if (start < s->num_hidden) start = s->num_hidden;
+  return start < end ? (Span){.start = start, .end = end} : (Span){0};
+}
 
 /* To the keys of one stretch. */
 INLINE void cut_span(Span *span, int64_t stretch) {
@@ -176,9 +183,14 @@ INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
         store(scores + j, s->cap ? cap_score(score, s->cap) : score);
       }
     const int64_t position = task->first_position + (first + i) / group - span->first;
-    const int64_t oldest = s->window ? position - s->window + 1 : 0;
+    int64_t oldest = s->window ? position - s->window + 1 : 0, end = position + 1;
+    if (s->own_keys) {
+      const int64_t own = down_to(position + span->first, s->own_keys) - span->first;
+      if (!task->is_newest) end = own;
+      else if (oldest < own) oldest = own;
+    }
     const int64_t from = oldest > span->low ? oldest : span->low;
-    const int64_t to = position + 1 < span->high ? position + 1 : span->high;
+    const int64_t to = end < span->high ? end : span->high;
     if (from > 0 || to < KEY_TILE) hide_others(scores, from < KEY_TILE ? from : KEY_TILE, to);
     for (int64_t j = 0; j < KEY_TILE; j += LANES) parts[i] = maxv(parts[i], load(scores + j));
   }
@@ -221,11 +233,12 @@ INLINE void start_stretch(Rows *state) {
 
 /* A part without keys: at most a sink, which has a weight and no value. */
 INLINE void start_part(const AttentionShape *s, const AttentionTask *task, int64_t rows, int64_t dim,
-                       const Part *part) {
+                       const Part *part, int with_sinks) {
   const int64_t group = s->heads / s->cache.kv_heads;
+  const float *sinks = with_sinks ? s->sinks : NULL;
   for (int64_t r = 0; r < rows; r++) {
-    part->most[r] = s->sinks ? LOG2_E * s->sinks[task->kv_head * group + r % group] : -INFINITY;
-    part->sum[r] = s->sinks ? 1.0f : 0.0f;
+    part->most[r] = sinks ? LOG2_E * sinks[task->kv_head * group + r % group] : -INFINITY;
+    part->sum[r] = sinks ? 1.0f : 0.0f;
   }
   memset(part->total, 0, (size_t)(rows * dim) * sizeof(float));
 }
@@ -250,7 +263,8 @@ INLINE void finish_rows(const AttentionShape *s, const AttentionTask *task, cons
   for (int64_t r = 0; r < rows; r++) {
     float *to = out + query_of(s, task, r) * width;
     const float sum = part->sum[r] > 0.0f ? part->sum[r] : 1.0f;
+    if (s->cache.kind == KV_INT4 && !s->own_keys)
+      turn_found(&s->cache, task->kv_head, part->total + r * dim, part->sum[r]);
     for (int64_t i = 0; i < width; i++) to[i] = part->total[r * dim + i] / sum;
-    if (s->cache.kind == KV_INT4 && part->sum[r] > 0.0f) turn_found(&s->cache, task->kv_head, to);
   }
 }

@@ -106,12 +106,16 @@ static void attend(const Team *team, const Forward *f, const Layer *layer, int o
   const Scratch *s = &f->scratch;
   const Group *group = f->groups + layer->group;
   const Angles *angles = b->rotations + layer->rotation;
-  const Rotation rotation = {.cos = angles->cos, .sin = angles->sin, .eps = d->eps,
-                             .slots = group->slots, .cache = cache_of_layer(group, layer->place),
-                             .rows = b->rows, .num_stored = b->num_stored, .heads = d->heads,
-                             .has_values = 1};
-  const AttentionShape shape = {rotation.cache, d->heads, layer->window,
-                                d->scale, d->cap, layer->sinks, layer->num_hidden};
+  Rotation rotation = {.cos = angles->cos, .sin = angles->sin, .eps = d->eps,
+                       .slots = group->slots, .cache = cache_of_layer(group, layer->place),
+                       .rows = b->rows, .num_stored = b->num_stored, .heads = d->heads,
+                       .has_values = 1};
+  if (group->own_keys) {
+    const Group *newest = f->groups + group->newest;
+    rotation.newest_slots = newest->slots, rotation.newest = cache_of_layer(newest, layer->place);
+  }
+  const AttentionShape shape = {rotation.cache, d->heads, layer->window, d->scale, d->cap,
+                                layer->sinks, layer->num_hidden, group->own_keys, rotation.newest};
   rotate(team, f, layer, rotation);
   if (only_stores) return;
   team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->mixed);
@@ -189,9 +193,13 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   divide_scratch(d, b->rows, memory, &forward.scratch);
   int failed = 0;
   for (int64_t i = 0; i < num_groups && !failed; i++) {
-    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale, 0.0f, NULL, 0};
-    tasks[i] = attention_tasks(groups[i].tables, b->starts, b->lengths, b->seqs,
-                               groups[i].max_blocks, &shape, &forward.num_tasks);
+    const Group *own = groups + i;
+    if (own->is_newest) continue; /* its layers are those of another group */
+    const AttentionShape shape = {.cache = own->first, .heads = d->heads, .own_keys = own->own_keys};
+    const Group *newest = groups + own->newest;
+    tasks[i] = attention_tasks((Tables){own->tables, own->max_blocks},
+                               (Tables){newest->tables, newest->max_blocks}, b->starts, b->lengths,
+                               b->seqs, &shape, &forward.num_tasks);
     failed = !tasks[i];
   }
   int64_t each = 0;

@@ -159,11 +159,12 @@ INLINE f32v offsets_of(const float *offsets, f32v scales) {
   return selectv(is_high, selectv(is_odd, splat(offsets[3]), splat(offsets[2])),
                  selectv(is_odd, splat(offsets[1]), splat(offsets[0])));
 }
-/* What weights found in codes of values, or of keys that are values, whose means are all alike. */
-INLINE void turn_found(const KVCache *c, int64_t head, float *found) {
+/* What weights, whose sum is given, found in codes of values, or of keys that are values, whose means
+ * are all alike. */
+INLINE void turn_found(const KVCache *c, int64_t head, float *found, float sum) {
   const int64_t dim = c->head_dim;
   const float *factors = c->key_factors + head * dim, *means = c->key_means + head * MEANS4 * dim;
   rotate_numbers(found, dim);
   if (c->values != c->keys) return;
-  for (int64_t i = 0; i < dim; i++) found[i] = found[i] / factors[i] + means[i];
+  for (int64_t i = 0; i < dim; i++) found[i] = found[i] / factors[i] + means[i] * sum;
 }

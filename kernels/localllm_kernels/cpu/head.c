@@ -187,8 +187,8 @@ static int lay_out(Drafts *a, const Group *group, int64_t count, Arena *arena) {
     step->group.slots = slots, step->group.tables = tables, step->group.max_blocks = blocks;
     step->num_sampled = sampled;
     const AttentionShape shape = {group->first, d->heads, 0, d->scale, 0.0f, NULL, 0};
-    step->tasks = attention_tasks(tables, starts, lengths, requests, blocks, &shape,
-                                  &step->num_tasks);
+    step->tasks = attention_tasks((Tables){tables, blocks}, (Tables){0}, starts, lengths, requests,
+                                  &shape, &step->num_tasks);
     if (!step->tasks) return 1;
   }
   return 0;

@@ -209,6 +209,14 @@ void team_rotate(const Team *team, const Rotation *r, float *x, int64_t stride, 
   team_meet(team);
 }
 
+static void write_both(const KVCache *c, int64_t slot, int64_t head, const float *key,
+                       const float *value) {
+  const int64_t block = slot / c->block_size, offset = slot % c->block_size;
+  const int64_t to = (block * c->kv_heads + head) * c->block_size + offset;
+  write_key(c, to, offset, key);
+  write_value(c, to, offset, value);
+}
+
 /* qkv: the heads of queries, keys, and values, unless keys are values. */
 void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query) {
   const KVCache *cache = &r->cache;
@@ -220,19 +228,17 @@ void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv
     for (int64_t head = 0; head < heads; head++, x += dim)
       turn_head(x, r->query_norm, r->eps, cos_row, sin_row, query + (row * heads + head) * dim, dim);
     if (row >= r->num_stored || r->slots[row] < 0) continue;
-    const int64_t block = r->slots[row] / cache->block_size, offset = r->slots[row] % cache->block_size;
     for (int64_t head = 0; head < kv_heads; head++, x += dim) {
-      const int64_t to = (block * kv_heads + head) * cache->block_size + offset;
       const float *value = r->has_values ? x + kv_heads * dim : x;
       float key[STORED_DIM], normed[STORED_DIM];
       turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
-      write_key(cache, to, offset, key);
       if (r->norms_values) {
         const float scale = 1.0f / sqrtf(mean_of_squares(value, dim) + r->eps);
         for (int64_t i = 0; i < dim; i++) normed[i] = value[i] * scale;
         value = normed;
       }
-      write_value(cache, to, offset, value);
+      write_both(cache, r->slots[row], head, key, value);
+      if (r->newest.kv_heads) write_both(&r->newest, r->newest_slots[row], head, key, value);
     }
   }
   team_meet(team);

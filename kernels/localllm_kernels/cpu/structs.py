@@ -76,3 +76,8 @@ def cache_struct(cache: KVCache) -> Structure:
 def no_cache(head_dim: int) -> Structure:
     """A cache without heads, which nothing is written to."""
     return CKVCache(kind=value("KV_FLOAT32"), head_dim=head_dim, block_size=1)
+
+
+def newest_struct(cache: KVCache) -> Structure:
+    """Where a cache has its newest keys and values; without heads if that is nowhere."""
+    return no_cache(cache.head_dim) if cache.newest is None else cache_struct(cache.newest)
