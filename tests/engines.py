@@ -18,9 +18,11 @@ from launched_operators import launched_ops
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localllm.drafting.speculator import Speculator
+from localllm.engine.chosen_device import as_cached
 from localllm.engine.chosen_operators import library_folder
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
+from localllm.engine.key_codings import plain_codings
 from localllm.engine.model_runner import ModelRunner
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
@@ -58,6 +60,7 @@ from localllm.schedule.scheduler import (
 from localllm.schedule.snapshots import Snapshots
 from localllm.text.grammar import Grammar
 from localllm_kernels import TORCH_OPS, Ops, select_ops
+from localllm_kernels.attention.four_bits import FOUR_BITS, OWN_KEYS
 
 EOS_TOKEN_ID = 0
 # Rows of the head: more than there are tokens.
@@ -226,14 +229,18 @@ def load_folder(
 
 def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | None = None) -> Engine:
     """A fresh engine with an empty cache, of the model's dtype or another."""
+    kv_dtype = kv_dtype or model.embedding.dtype
+    model = replace(model, architecture=as_cached(model.architecture, kv_dtype))
     groups = model.architecture.cache_groups
     kv_cache = PagedKVCache.allocate(
         model.architecture,
         [limits.num_blocks + 1] * len(groups),
         limits.block_size,
-        kv_dtype or model.embedding.dtype,
+        kv_dtype,
         torch.device("cpu"),
         SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
+        codings=plain_codings(model) if kv_dtype == FOUR_BITS else (),
+        newest_dtype=model.embedding.dtype,
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
     pooler = Pooler(model) if limits.pools else None
@@ -255,12 +262,17 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         runner = DeviceRunner(
             model, kv_cache, limits.device, scheduling, limits.max_model_len, taps=taps
         )
-    windows = [group.state.window for group in groups]
-    if limits.speculator is not None and None not in windows:
-        windows.append(None)  # for a model that drafts
+    windows = [(group.state.window, group.coded is not None) for group in groups]
+    if limits.speculator is not None and (None, False) not in windows:
+        windows.append((None, False))  # for a model that drafts
     blocks = [
-        BlockGroup(BlockPool(limits.num_blocks + 1), limits.block_size, window)
-        for window in windows
+        BlockGroup(
+            BlockPool(limits.num_blocks + 1),
+            limits.block_size,
+            window,
+            is_aligned=is_own and window == OWN_KEYS,
+        )
+        for window, is_own in windows
     ]
     is_recurrent = bool(model.architecture.recurrent_groups)
     snapshots = Snapshots(limits.snapshot_bytes, SAVES) if is_recurrent else None

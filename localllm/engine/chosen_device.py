@@ -1,6 +1,7 @@
 """The device, its memory, and the dtypes and steps that a configuration asks for there."""
 
 import os
+from dataclasses import replace
 
 import torch
 
@@ -8,7 +9,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.host_memory import available_bytes
 from localllm.errors import BackendError
 from localllm.model.architecture import Architecture
-from localllm_kernels.attention.four_bits import FOUR_BITS
+from localllm_kernels.attention.four_bits import FOUR_BITS, OWN_KEYS
 
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
@@ -39,6 +40,11 @@ def dtypes_of(architecture: Architecture, config: EngineConfig) -> tuple[torch.d
     name = architecture.dtype if config.dtype == "auto" else config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype, KV_DTYPES.get(config.kv_cache_dtype, dtype)
+
+
+def as_cached(architecture: Architecture, kv_dtype: torch.dtype) -> Architecture:
+    """The same, with what a cache of this dtype keeps besides."""
+    return replace(architecture, own_keys=OWN_KEYS if kv_dtype == FOUR_BITS else 0)
 
 
 def step_tokens(device: str) -> int:

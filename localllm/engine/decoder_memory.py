@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from localllm.drafting.head_source import HeadMemory, head_memory
-from localllm.engine.chosen_device import KV_DTYPES, step_tokens
+from localllm.engine.chosen_device import KV_DTYPES, as_cached, step_tokens
 from localllm.engine.config import EngineConfig
 from localllm.engine.expert_memory import ExpertSizes, plan_experts
 from localllm.engine.memory import MemoryPlan, plan_memory, step_width
@@ -50,7 +50,7 @@ class DecoderMemory:
 
         def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
             return plan_memory(
-                self.architecture,
+                as_cached(self.architecture, kv_dtype),
                 config,
                 max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(self.device),
                 weights_bytes=weights_bytes,

@@ -26,6 +26,7 @@ def find_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
     """The codings of each cache group, whose tensors have the group's layers as their first
     dimension: from the keys and queries of text that the model writes.
     """
+    model = replace(model, architecture=replace(model.architecture, own_keys=0))
     groups = model.architecture.cache_groups
     kv_cache = PagedKVCache.allocate(
         model.architecture,
@@ -62,6 +63,7 @@ def plain_codings(model: DecoderModel) -> tuple[KeyCoding, ...]:
             (len(group.layers), group.state.num_heads, group.state.width), model.embedding.device
         )
         for group in model.architecture.cache_groups
+        if group.coded is None
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from localllm.drafting.head_source import find_head, is_named
-from localllm.engine.chosen_device import dtypes_of, free_bytes, select_device
+from localllm.engine.chosen_device import as_cached, dtypes_of, free_bytes, select_device
 from localllm.engine.chosen_operators import operators_for
 from localllm.engine.coding_file import kept_codings
 from localllm.engine.config import EngineConfig
@@ -136,6 +136,7 @@ def build_decoder(
     architecture = architecture.with_states(config.state_dtype)
     device = _prepared_device(config)
     dtype, kv_dtype = dtypes_of(architecture, config)
+    architecture = as_cached(architecture, kv_dtype)
     weights = source.weights if isinstance(source, CheckpointWeights) else source
     chosen = operators_for(weights, architecture, config, device, listener)
     ops = chosen.ops

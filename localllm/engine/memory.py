@@ -21,12 +21,13 @@ from localllm.schedule.snapshots import snapshots_per_step
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
     """Memory of a cache group: bytes of a block over all its layers, and the number of blocks,
-    null block included. `window`: None for a full group.
+    null block included. `window`, `is_aligned`: see BlockGroup.
     """
 
     window: int | None
     block_bytes: int
     num_blocks: int = 0
+    is_aligned: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +83,9 @@ class MemoryPlan:
         """
         num_tokens = min(self.max_model_len, self.cached_tokens)
         num_blocks = -(-num_tokens // self.block_size)
-        return sum(group.block_bytes * num_blocks for group in self.groups)
+        return sum(
+            group.block_bytes * min(num_blocks, group.num_blocks - 1) for group in self.groups
+        )
 
     @property
     def token_bytes(self) -> int:
@@ -91,8 +94,11 @@ class MemoryPlan:
 
     @property
     def draft_token_bytes(self) -> int:
-        """Bytes of each token in a draft model's cache; all groups use the table of a full one."""
-        return sum(group.block_bytes for group in self.groups) // self.block_size
+        """Bytes of each token in a draft model's cache; all groups use the table of a full one, and
+        there is none for its own keys.
+        """
+        groups = [group for group in self.groups if not group.is_aligned]
+        return sum(group.block_bytes for group in groups) // self.block_size
 
     @property
     def cached_tokens(self) -> int:
@@ -174,7 +180,7 @@ def plan_memory(
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
     shares = _Shares(
-        tuple(_group_memory(model, engine.block_size, row_bytes, draft_token_bytes)),
+        tuple(_group_memory(model, engine.block_size, row_bytes, item_bytes, draft_token_bytes)),
         engine.block_size,
         engine.max_num_seqs
         if engine.max_model_len or most_contexts is None
@@ -224,15 +230,21 @@ def _wanted_context(model: Architecture, engine: EngineConfig) -> int:
 
 
 def _group_memory(
-    model: Architecture, block_size: int, row_bytes: RowBytes, draft_token_bytes: int
+    model: Architecture,
+    block_size: int,
+    row_bytes: RowBytes,
+    item_bytes: int,
+    draft_token_bytes: int,
 ) -> Iterator[GroupMemory]:
     """The cache groups of a model and its draft model, with no blocks yet."""
     for group in model.cache_groups:
-        token_bytes = group.token_bytes(row_bytes)
-        if group.state.window is None:
+        is_plain, window = group.coded is not None, group.state.window
+        token_bytes = group.token_bytes(item_bytes.__mul__ if is_plain else row_bytes)
+        if window is None:
             token_bytes += draft_token_bytes
             draft_token_bytes = 0
-        yield GroupMemory(group.state.window, token_bytes * block_size)
+        is_aligned = is_plain and window == model.own_keys
+        yield GroupMemory(window, token_bytes * block_size, is_aligned=is_aligned)
     if draft_token_bytes:
         yield GroupMemory(None, draft_token_bytes * block_size)
 
@@ -251,9 +263,19 @@ class _Shares:
     num_contexts: int
     chunk: int
 
-    def held(self, group: GroupMemory, context: int) -> int:
-        """The most blocks that a request of `context` tokens holds in `group`."""
-        return most_blocks(group.window, self.block_size, context, self.chunk)
+    def held(self, group: GroupMemory, context: int, chunk: int | None = None) -> int:
+        """The most blocks that a request of `context` tokens holds in `group`, in steps of `chunk`
+        tokens; None: of as many as a step may have.
+        """
+        chunk = self.chunk if chunk is None else chunk
+        aligned = group.is_aligned
+        return most_blocks(group.window, self.block_size, context, chunk, is_aligned=aligned)
+
+    def windows(self, group: GroupMemory, context: int, num_contexts: int) -> int:
+        """The most blocks that so many requests hold in a window group: one of them may have a
+        whole step's tokens, or all have some of these.
+        """
+        return self.held(group, context) + (num_contexts - 1) * self.held(group, context, 1)
 
     def for_one(self, context: int) -> tuple[GroupMemory, ...]:
         """The groups with blocks for a single request of `context` tokens."""
@@ -267,8 +289,16 @@ class _Shares:
 
     def for_tokens(self, num_tokens: int) -> tuple[GroupMemory, ...]:
         """The groups with blocks for an explicit number of tokens."""
-        num_blocks = num_tokens // self.block_size + 1
-        return tuple(replace(group, num_blocks=num_blocks) for group in self.groups)
+        num_blocks, growing = num_tokens // self.block_size + 1, _growing(self.groups)
+        return tuple(
+            replace(
+                group,
+                num_blocks=num_blocks
+                if group in growing
+                else min(num_blocks, 1 + self.windows(group, num_tokens, self.num_contexts)),
+            )
+            for group in self.groups
+        )
 
     def divide(self, num_bytes: int, context: int) -> tuple[GroupMemory, ...]:
         """The groups with blocks for as many requests of `context` tokens as fit, up to
@@ -291,9 +321,10 @@ class _Shares:
         return tuple(replace(group, num_blocks=windows.get(group, blocks)) for group in self.groups)
 
     def _window_blocks(self, group: GroupMemory, num_bytes: int, context: int) -> int:
-        own = self.held(group, context)
-        room = num_bytes // _WINDOWS_SHARE // max(1, own * group.block_bytes)
-        return 1 + max(1, min(self.num_contexts, room)) * own
+        one, two = (self.windows(group, context, count) for count in (1, 2))
+        room = num_bytes // _WINDOWS_SHARE // max(1, group.block_bytes) - one
+        more = room // max(1, two - one)
+        return 1 + self.windows(group, context, 1 + max(0, min(self.num_contexts - 1, more)))
 
     def hold(self, groups: Sequence[GroupMemory], context: int) -> bool:
         """Whether a request of `context` tokens fits into `groups`."""

@@ -57,7 +57,10 @@ def _model_drafter(
     table: int,
 ) -> DraftModel:
     """The drafter with a draft model, over the blocks of the cache group `table`."""
-    plan, num_groups = loaded.plan, len(draft.model.architecture.cache_groups)
+    # Drafts may be worse for codes alone.
+    architecture = replace(draft.model.architecture, own_keys=0)
+    draft = replace(draft, model=replace(draft.model, architecture=architecture))
+    plan, num_groups = loaded.plan, len(architecture.cache_groups)
     kv_cache, tables = allocate(draft, config, [num_blocks] * num_groups), [table] * num_groups
     runner = make_runner(draft, kv_cache, scheduling, plan.max_model_len, tables=tables)
     return DraftModel(
@@ -107,6 +110,6 @@ def _assistant_drafter(
         for plan in found.architecture.layers
     )
     longest = loaded.plan.max_model_len
-    seen = PagedKVCache(kv_cache.stacks, places)
+    seen = PagedKVCache(kv_cache.stacks, places, newest=kv_cache.newest)
     runner = make_runner(own, seen, scheduling, longest, taps=[found.own_tap])
     return AssistantDrafter(runner, found.taps, longest)

@@ -25,6 +25,7 @@ def scheduler_config(
         weights_id,
         loaded.dtype,
         f"{loaded.kv_dtype}, keys less their means",
+        architecture.own_keys,
         config.block_size,
         *architecture.ropes,
         *(group.state for group in architecture.recurrent_groups),
@@ -55,7 +56,7 @@ def make_scheduler(
 ) -> tuple[Scheduler, PrefixDisk | None]:
     """The scheduler over the blocks of `kv_cache`, and where prefixes are kept on disk."""
     groups = [
-        BlockGroup(BlockPool(group.num_blocks), config.block_size, group.window)
+        BlockGroup(BlockPool(group.num_blocks), config.block_size, group.window, group.is_aligned)
         for group in loaded.plan.groups
     ]
     # The slots that the plan has beyond those of requests.

@@ -37,10 +37,13 @@ def layer_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same kind of state, by index."""
+    """Layers that keep the same kind of state, by index. `coded`: of a group for the newest rows of
+    another one, that group's index.
+    """
 
     state: KVState
     layers: tuple[int, ...]
+    coded: int | None = None
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
         """Bytes per token, over all layers of the group."""
@@ -74,7 +77,8 @@ class Architecture:
     `num_labels`: rows of the head that scores texts in its place, if there is one. `join`: of a
     head that drafts for another model, see mtp.py and eagle.py. `start_token_ids`: the first
     token of texts, if the config names one; `unknown_fields`: those of its config.json that are
-    ignored, see known_fields.py.
+    ignored, see known_fields.py. `own_keys`: those of a stretch that are kept
+    as they are beside a cache in 4 bits, see four_bits.py; 0: none.
     """
 
     name: str
@@ -94,6 +98,7 @@ class Architecture:
     has_tower: bool = False
     writes_text: bool = True
     num_labels: int = 0
+    own_keys: int = 0
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
     start_token_ids: tuple[int, ...] = field(default=(), compare=False)
     unknown_fields: tuple[str, ...] = field(default=(), compare=False)
@@ -121,7 +126,7 @@ class Architecture:
         """The cache group of what each layer keeps or reads, and its place there; or None."""
         places: list[tuple[int, int] | None] = [None] * self.num_layers
         for i, group in enumerate(self.cache_groups):
-            for place, layer in enumerate(group.layers):
+            for place, layer in enumerate(group.layers if group.coded is None else ()):
                 places[layer] = (i, place)
         for i, plan in enumerate(self.layers):
             if plan.reads is not None:
@@ -174,12 +179,18 @@ class Architecture:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers grouped by state: layers with the same needs share a group."""
+        """The layers grouped by state: layers with the same needs share a group. Those for newest
+        rows are the last ones.
+        """
         found: dict[KVState, list[int]] = {}
         for i, layer in enumerate(self.layers):
             if layer.state is not None:
                 found.setdefault(layer.state, []).append(i)
-        return tuple(CacheGroup(state, tuple(layers)) for state, layers in found.items())
+        groups = [CacheGroup(state, tuple(layers)) for state, layers in found.items()]
+        for i, (state, layers) in enumerate(found.items() if self.own_keys else ()):
+            window = min(self.own_keys, state.window or self.own_keys)
+            groups.append(CacheGroup(replace(state, window=window), tuple(layers), i))
+        return tuple(groups)
 
     @property
     def recurrent_groups(self) -> tuple[RecurrentGroup, ...]:

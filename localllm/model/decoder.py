@@ -115,15 +115,13 @@ class DecoderModel:
                 x, residual = x[rows], residual[rows]
                 rotations = self.ropes.rotations(batch.positions)
                 per_layer = None if per_layer is None else per_layer[:, rows]
-            place = kv_cache.places[i]
-            tables = None if place is None else batch.tables[place[0]]
             own_input = None if per_layer is None else per_layer[i]
             inputs = BlockInputs(
                 ops,
                 batch,
                 rotations,
                 kv_cache.layer(i),
-                tables,
+                kv_cache.tables(i, batch.tables),
                 own_input,
                 kv_cache.recurrent.get(i),
             )

@@ -3,13 +3,14 @@
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
 from localllm.model.architecture import Architecture, SlotSizes
+from localllm.model.inputs import GroupTables
 from localllm_kernels.attention.four_bits import FOUR_BITS, KeyCoding
 from localllm_kernels.attention.kv_cache import CODE_LIMITS, KVCache, is_turnable
 from localllm_kernels.recurrence.state_cache import StateCache
@@ -25,17 +26,28 @@ class PagedKVCache:
 
     `stacks` has one entry per group; its tensors have the group's layers as their first dimension.
     `places`: each layer's group and its place in it, see `Architecture.cache_places`. `recurrent`:
-    for each layer that is a recurrence, by index, what it keeps of every slot.
+    for each layer that is a recurrence, by index, what it keeps of every slot. `newest`: of each
+    group, that for its newest rows, if there is one.
     """
 
     stacks: tuple[KVCache, ...]
     places: tuple[tuple[int, int] | None, ...]
     recurrent: Mapping[int, StateCache] = field(default_factory=dict)
+    newest: Mapping[int, int] = field(default_factory=dict)
 
     def layer(self, index: int) -> KVCache | None:
         """The cache of one layer, None if it has none."""
         place = self.places[index]
         return None if place is None else self.stacks[place[0]].layer(place[1])
+
+    def tables(self, layer: int, of_groups: Sequence[GroupTables]) -> GroupTables | None:
+        """The tables of one layer, None if it has none, of those of all groups."""
+        place = self.places[layer]
+        if place is None:
+            return None
+        newest = self.newest.get(place[0])
+        own = of_groups[place[0]]
+        return own if newest is None else replace(own, newest=of_groups[newest])
 
     def num_blocks(self, group: int) -> int:
         """Blocks of a group, including the null block."""
@@ -59,26 +71,31 @@ class PagedKVCache:
         turns_keys: bool = False,
         codings: Sequence[KeyCoding] = (),
         key_means: Sequence[Tensor | None] = (),
+        newest_dtype: torch.dtype = torch.bfloat16,
     ) -> "PagedKVCache":
         """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences;
         `turns_keys`: see Traits; `codings`: of each group's keys in 4 bits, `key_means`: of those
-        in 8 bits, see key_means.py, both with a first dimension of layers.
+        in 8 bits, see key_means.py, both with a first dimension of layers; `newest_dtype`: of
+        groups for newest rows.
         """
         groups = architecture.cache_groups
-        stacks = tuple(
+        stacks = [
             empty_cache(
                 (len(group.layers), count, group.state.num_heads, block_size, group.state.width),
-                dtype,
+                dtype if group.coded is None else newest_dtype,
                 device,
                 values_are_keys=group.state.values_are_keys,
                 turns_keys=turns_keys,
-                coding=codings[i] if codings else None,
-                key_means=key_means[i] if key_means else None,
+                coding=codings[i] if codings and group.coded is None else None,
+                key_means=key_means[i] if key_means and group.coded is None else None,
             )
             for i, (group, count) in enumerate(zip(groups, num_blocks, strict=True))
-        )
+        ]
+        newest = {group.coded: i for i, group in enumerate(groups) if group.coded is not None}
+        for coded, own in newest.items():
+            stacks[coded] = replace(stacks[coded], newest=stacks[own])
         recurrent = {} if slots is None else _recurrent_caches(architecture, slots, device)
-        return cls(stacks, architecture.cache_places, recurrent)
+        return cls(tuple(stacks), architecture.cache_places, recurrent, newest)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a whole block in all layers of a group."""

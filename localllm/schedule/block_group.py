@@ -2,9 +2,11 @@
 
 A **full** group keeps the keys and values of all tokens. A **window** group needs only those of the
 last `window` tokens: older blocks go back to the pool, and the null block replaces them in the
-request's table, where no query reads any more.
+request's table, where no query reads any more. An **aligned** window begins at the last multiple
+of itself: a query there needs nothing before it.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,14 +14,26 @@ from dataclasses import dataclass
 from localllm.schedule.block_pool import NULL_BLOCK_ID, BlockPool
 
 
-def most_blocks(window: int | None, block_size: int, num_tokens: int, chunk: int) -> int:
+def most_blocks(
+    window: int | None,
+    block_size: int,
+    num_tokens: int,
+    chunk: int,
+    *,
+    is_aligned: bool = False,
+) -> int:
     """The most blocks of a group that a request of `num_tokens` tokens holds at once.
 
-    The request is computed in steps of at most `chunk` tokens. `window`: the group's; None: full.
+    The request is computed in steps of at most `chunk` tokens. `window`: the group's; None: full;
+    `is_aligned`: see BlockGroup.
     """
     whole = -(-num_tokens // block_size)
     if window is None:
         return whole
+    if is_aligned:
+        # The window may hold all but its last token already, and starts in the middle of a block
+        # only where blocks do not divide it.
+        return min(whole, -(-(window - 1 + chunk) // block_size) + (window % block_size > 0))
     # The window and the chunk need not start at a block boundary.
     return min(whole, -(-(window + chunk) // block_size) + 1)
 
@@ -28,12 +42,14 @@ def most_blocks(window: int | None, block_size: int, num_tokens: int, chunk: int
 class BlockGroup:
     """A pool of blocks of `block_size` tokens.
 
-    `window`: how many tokens a query attends to, itself included; None: all.
+    `window`: how many tokens a query attends to, itself included; None: all. `is_aligned`: only to
+    those from the last multiple of it on.
     """
 
     pool: BlockPool
     block_size: int
     window: int | None = None
+    is_aligned: bool = False
 
     def blocks_of(self, num_tokens: int) -> int:
         """The number of blocks for `num_tokens` tokens; the last one may be partly filled."""
@@ -43,16 +59,20 @@ class BlockGroup:
         """The index of the first block that queries at `position` or later read."""
         if self.window is None:
             return 0
+        if self.is_aligned:
+            return position // self.window * self.window // self.block_size
         return max(0, position - self.window + 1) // self.block_size
 
     def most_held(self, num_tokens: int, chunk: int) -> int:
         """See `most_blocks`."""
-        return most_blocks(self.window, self.block_size, num_tokens, chunk)
+        return most_blocks(
+            self.window, self.block_size, num_tokens, chunk, is_aligned=self.is_aligned
+        )
 
     def longest_request(self, chunk: int) -> int | None:
         """The longest request, in tokens, that the pool can hold; None: any length."""
         held = self.pool.num_usable_blocks
-        if self.window is not None and held >= self.blocks_of(self.window + chunk) + 1:
+        if self.window is not None and held >= self.most_held(sys.maxsize, chunk):
             return None
         return held * self.block_size
 

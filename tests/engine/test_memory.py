@@ -43,6 +43,20 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
     assert found.weights_bytes == 4000
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_cache_in_4_bits_holds_3_6_times_the_tokens(head_dim: int) -> None:
+    """With what every request has of its own keys as they are."""
+    config = tiny_config("LlamaForCausalLM", head_dim=head_dim, max_position_embeddings=1 << 16)
+    traits = find_traits("cpu", "torch", torch.bfloat16)
+    memory = DecoderMemory(architecture_of(config), "cuda", traits, torch.bfloat16, 0, None, None)
+    tokens = [
+        memory.plan(EngineConfig(kv_cache_dtype=kind, max_num_seqs=64), GIB, None)
+        for kind in ("bf16", "int4")
+    ]
+    assert [len(each.groups) for each in tokens] == [1, 2]
+    assert tokens[1].cached_tokens >= 3.6 * tokens[0].cached_tokens
+
+
 def test_what_nobody_asked_for_is_not_taken_from_other_programs() -> None:
     config = EngineConfig(max_num_seqs=3, block_size=16)
     found = plan(config, 4000, GIB, most_contexts=2)

@@ -37,6 +37,7 @@ NOT_FLAGS = {
     "writes_text",
     *("rounds_last", "eps"),  # see below
     "num_experts",
+    "own_keys",  # how the engine keeps keys
 }
 MAX_LOGPROB_DIFFERENCE = 1e-4  # as in test_against_transformers.py
 # Without effect where a rotation is of another kind, or turns nothing.

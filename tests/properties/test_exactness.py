@@ -28,6 +28,7 @@ from seeds import drawn
 from localllm.engine.engine import Engine
 from localllm.quantize.recipe import Recipe
 from localllm.schedule.sampling_params import SamplingParams
+from localllm_kernels.attention.four_bits import FOUR_BITS
 
 INT4 = Recipe("rtn", group_size=32, symmetric=False)
 INT8 = Recipe("int8", embedding="int8", head="int8")
@@ -68,8 +69,15 @@ if shutil.which("cc") is not None:
         *("DeepseekV2ForCausalLM", None, torch.float32, None, "auto"),
     )
     MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")
-MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3"]
+    MODELS["qwen2 in C, keys in 4 bits"] = MODELS["qwen2 in C, keys in 8 bits"]
+    MODELS["mistral in C, keys in 4 bits"] = MODELS["mistral in C"]
+    MODELS["latent attention in C, rows in 4 bits"] = MODELS["latent attention in C"]
+MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3, keys in 4 bits"] = MODELS["qwen3"]
 KV_DTYPES = {
+    "qwen3, keys in 4 bits": FOUR_BITS,
+    "qwen2 in C, keys in 4 bits": FOUR_BITS,
+    "mistral in C, keys in 4 bits": FOUR_BITS,
+    "latent attention in C, rows in 4 bits": FOUR_BITS,
     "qwen3, keys in 8 bits": torch.int8,
     "qwen2 in C, keys in 8 bits": torch.float8_e4m3fn,
     "latent attention in C, rows in 8 bits": torch.int8,

@@ -2,6 +2,7 @@
 prefix is gone on with where every group can.
 """
 
+from array import array
 from collections.abc import Sequence
 from random import Random
 
@@ -14,7 +15,12 @@ from localllm.schedule.block_group import BlockGroup, most_blocks
 from localllm.schedule.block_pool import NULL_BLOCK_ID, BlockPool
 from localllm.schedule.prefix_cache import PrefixCache
 from localllm.schedule.request import FinishReason, Request
-from localllm.schedule.scheduler import SampledToken, ScheduledBatch, Scheduler
+from localllm.schedule.scheduler import (
+    SampledToken,
+    ScheduledBatch,
+    Scheduler,
+    SchedulerConfig,
+)
 
 SIZE = 4
 
@@ -113,6 +119,37 @@ def test_a_prefix_whose_window_was_given_away_is_computed() -> None:
     scheduler.add(again)
     scheduler.schedule()
     assert again.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 11, 39])
+def test_an_aligned_window_starts_at_its_last_multiple(chunk: int) -> None:
+    most = most_blocks(16, SIZE, 1000, chunk, is_aligned=True)
+    pool = BlockPool(most + 1)
+    group = BlockGroup(pool, SIZE, 16, is_aligned=True)
+    firsts = [group.first_needed(position) * SIZE for position in (0, 15, 16, 17, 31, 32)]
+    assert firsts == [0, 0, 16, 16, 16, 32]
+    assert group.longest_request(chunk) is None
+    table, seen = array("i"), 0
+    for start in range(0, 400, chunk):
+        assert group.fits(table, start, chunk)
+        group.reserve(table, start, chunk)
+        seen = max(seen, group.num_held(table))
+        group.give_back(table, start + chunk)
+    assert most - 1 <= seen <= most
+
+
+def test_where_an_aligned_window_starts_a_prefix_needs_none_of_it() -> None:
+    groups = [
+        BlockGroup(BlockPool(50), SIZE),
+        BlockGroup(BlockPool(most_blocks(16, SIZE, 99, 8, is_aligned=True) + 1), SIZE, 16, True),
+    ]
+    scheduler = Scheduler(SchedulerConfig(SIZE, 4, 8, True, b"r"), groups)
+    for number, base in enumerate((0, 1000, 0)):
+        request = make_request(number, 60, max_tokens=2, base=base)
+        scheduler.add(request)
+        finish(scheduler)
+    # The second one has taken the first one's window, but not what is behind it.
+    assert request.num_cached_tokens == 48
 
 
 def test_a_sample_computes_what_a_window_of_the_first_has_left() -> None:

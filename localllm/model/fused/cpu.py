@@ -15,6 +15,7 @@ from localllm.model.inputs import ForwardBatch
 from localllm.model.norm import Norm
 from localllm.model.paged_kv_cache import PagedKVCache
 from localllm.model.rope import RopeTable, Rotation
+from localllm_kernels.attention.four_bits import OWN_KEYS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
@@ -146,7 +147,11 @@ class CpuDecoder(FusedDecoder):
 
 def group_structs(kv_cache: PagedKVCache) -> "ctypes.Array[Structure]":
     """The groups of a cache, without a batch's tables."""
-    return (structs.Group * len(kv_cache.stacks))(*map(_group, kv_cache.stacks))
+    found = (structs.Group * len(kv_cache.stacks))(*map(_group, kv_cache.stacks))
+    for coded, newest in kv_cache.newest.items():
+        found[coded].own_keys, found[coded].newest = OWN_KEYS, newest
+        found[newest].is_newest = True
+    return found
 
 
 def _group(stack: KVCache) -> Structure:

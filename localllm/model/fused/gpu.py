@@ -70,10 +70,9 @@ class GpuDecoder(FusedDecoder):
         [rotation] = rotations.values()
         for i, layer in enumerate(self._layers):
             cache, attention = kv_cache.layer(i), layer.attention
-            place = kv_cache.places[i]
+            tables = kv_cache.tables(i, batch.tables)
             assert cache is not None
-            assert place is not None
-            tables = batch.tables[place[0]]
+            assert tables is not None
             spec, norms = attention.spec, attention.norms
             norm, _, mlp_norm, _ = layer.norms
             assert norm is not None
@@ -88,6 +87,7 @@ class GpuDecoder(FusedDecoder):
                 query_norm=None if norms is None else norms.query.weight,
                 key_norm=None if norms is None or norms.key is None else norms.key.weight,
                 eps=0.0 if norms is None else norms.query.eps,
+                newest_slots=tables.newest_slots,
             )
             attended = paged_attention_decode(
                 query,
@@ -100,6 +100,7 @@ class GpuDecoder(FusedDecoder):
                 scale=spec.score_scale,
                 window=spec.window,
                 num_hidden=spec.scores.num_hidden,
+                newest_tables=tables.newest_tables,
             )
             hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
             before = Around(norm=mlp_norm.weight, eps=mlp_norm.eps, is_gated=True)
