@@ -21,11 +21,11 @@ from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, OWN_KEYS, lo
 from localllm_kernels.attention.fragments_4_bits import (
     found_turned_back,
     key_pairs_4,
+    numbers_of,
     offset_of_key,
     offsets_of_columns,
     turned_fours,
-    value_pairs_4,
-    value_words_4,
+    words_of,
 )
 from localllm_kernels.attention.parts import tiles_of_part
 from localllm_kernels.primitives.arrival import is_last
@@ -87,7 +87,6 @@ def _fragment_decode_kernel(
     THREADS: tl.constexpr = 32 * WARPS
     STEPS: tl.constexpr = HEAD_DIM // 16  # of the first product; also the second's row tiles
     TURN: tl.constexpr = WARPS * 16 * CHUNKS
-    IS_INT8: tl.constexpr = KIND == 1
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_query = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - first_query
@@ -108,26 +107,19 @@ def _fragment_decode_kernel(
     lane = thread % 32
     g, t = lane // 4, lane % 4
     nothing = tl.zeros([THREADS], tl.float32)
-    queries, offsets = (), ()
     factors_ptr += kv_head * HEAD_DIM
     means_ptr += kv_head * NUM_MEANS * HEAD_DIM
+    queries, offsets = (), ()
     for n in tl.static_range(EIGHTS):
-        token = (8 * n + g) // GROUP
-        row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + (8 * n + g) % GROUP
+        queries = queries + _fours_of_queries(
+            query_ptr, first_query, num_queries, kv_head, 8 * n + g, t, factors_ptr,
+            HEADS, GROUP, HEAD_DIM, KIND, dtype, PTX,
+        )  # fmt: skip
         if KIND == 3:
-            queries = queries + turned_fours(
-                query_ptr, row, token < num_queries, t, factors_ptr, HEAD_DIM, dtype, PTX
-            )
-            column = 8 * n + tl.arange(0, 8)
-            of_column = (first_query + column // GROUP).to(tl.int64) * HEADS + kv_head * GROUP
             offsets = offsets + offsets_of_columns(
-                query_ptr, of_column + column % GROUP, column // GROUP < num_queries, t, means_ptr,
-                scale, HEAD_DIM,
+                query_ptr, first_query, num_queries, kv_head, 8 * n, t, means_ptr, scale,
+                HEADS, GROUP, HEAD_DIM,
             )  # fmt: skip
-        for step in tl.static_range(STEPS if KIND != 3 else 0):
-            four = row * (HEAD_DIM // 4) + step // 4 * 16 + 4 * t + step % 4
-            values = tl.load(query_ptr + four, mask=token < num_queries, other=0)
-            queries = queries + (_second_third_exchanged(values),)
     positions, most, total = (), (), ()
     for n in tl.static_range(EIGHTS):
         for c in tl.static_range(2):
@@ -144,32 +136,12 @@ def _fragment_decode_kernel(
             block = tl.load(table_ptr + first // CACHE_BLOCK, mask=first < length, other=0)
             row = (block.to(tl.int64) * KV_HEADS + kv_head) * CACHE_BLOCK + first % CACHE_BLOCK
             rows = rows + (row,)
-            pairs = ()
-            for h in tl.static_range(2):
-                its_row = row + g + 8 * h
-                if KIND == 3:
-                    pairs = pairs + key_pairs_4(key_ptr, its_row, t, HEAD_DIM, dtype, PTX)
-                else:
-                    pairs = pairs + _key_pairs(key_ptr, its_row, t, HEAD_DIM, IS_INT8, dtype, PTX)
-            key_scales, means = (), ()
-            for h in tl.static_range(2):
-                at = row + g + 8 * h
-                is_key = first + g + 8 * h < length
-                its_scale = load_scales(key_scales_ptr, at, is_key, KIND)
-                key_scales, means = key_scales + (its_scale * scale,), means + (mean_of(its_scale),)
-                value_scales = value_scales + (load_scales(value_scales_ptr, at, is_key, KIND),)
-            for n in tl.static_range(EIGHTS):
-                sums = _queries_by_keys(queries, pairs, n, STEPS, dtype, PTX)
-                products = ()
-                for c in tl.static_range(4):
-                    product = sums[c] * key_scales[c // 2]
-                    if KIND == 3:
-                        product += offset_of_key(offsets, means[c // 2], 8 * n + c % 2)
-                    products = products + (product,)
-                scores = scores + _scores_of_keys(
-                    products, first + g, positions[2 * n], positions[2 * n + 1], window,
-                    OWN, HAS_WINDOW, NUM_HIDDEN,
-                )  # fmt: skip
+            found, of_values = _scores_of_chunk(
+                key_ptr, key_scales_ptr, value_scales_ptr, queries, offsets, row, first, length,
+                g, t, positions, scale, window, HEAD_DIM, KIND, OWN, HAS_WINDOW, NUM_HIDDEN,
+                EIGHTS, dtype, PTX,
+            )  # fmt: skip
+            scores, value_scales = scores + found, value_scales + of_values
         # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
         most, total, keep, weights = _with_turn(most, total, scores, value_scales, EIGHTS, PTX)
         kept_values = ()
@@ -189,23 +161,16 @@ def _fragment_decode_kernel(
             for h in tl.static_range(2):
                 for j in tl.static_range(2):
                     row = rows[k] + 2 * t + j + 8 * h
-                    if KIND == 3:
-                        words = words + value_words_4(value_ptr, row, g, HEAD_DIM)
-                    else:
-                        words = words + _value_words(value_ptr, row, g, HEAD_DIM)
+                    words = words + _value_words(value_ptr, row, g, HEAD_DIM, KIND)
             more = ()
             for n in tl.static_range(EIGHTS):
                 columns = _two_as_four(turned[2 * n], turned[2 * n + 1])
                 for step in tl.static_range(STEPS):
-                    if KIND == 3:
-                        dims = value_pairs_4(words, step, STEPS // 4, dtype, PTX)
-                    else:
-                        dims = _value_pairs(words, step, STEPS // 2, IS_INT8, dtype, PTX)
+                    dims = _value_pairs(words, step, STEPS, KIND, dtype, PTX)
                     sums = four_of(values, STEPS * n + step)
                     more = more + multiply_add(dims, columns, sums, dtype, PTX)
             values = more
     found, mosts, totals = _of_all_warps(values, most, total, WARPS, STEPS)
-    lanes, places = tl.arange(0, 32)[:, None], tl.arange(0, found.shape[1])[None, :]
     if num_parts > 1:
         task = seq * KV_HEADS + kv_head
         PART: tl.constexpr = 32 * EIGHTS * (4 * STEPS + 4)
@@ -216,6 +181,77 @@ def _fragment_decode_kernel(
         found, mosts, totals = _of_all_parts(
             parts_ptr, num_parts, found, totals, PART, MAX_PARTS, STEPS
         )
+    _store_results(
+        found, mosts, totals, out_ptr, own_ptr, first_query, num_queries, kv_head,
+        HEADS, GROUP, HEAD_DIM, KIND, OWN, NUM_HIDDEN,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fours_of_queries(
+    query_ptr, first_query, num_queries, kv_head, column, t, factors_ptr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The operands of all steps of each lane's query, int64 [threads] each."""
+    token = column // GROUP
+    row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + column % GROUP
+    if KIND == 3:
+        return turned_fours(
+            query_ptr, row, token < num_queries, t, factors_ptr, HEAD_DIM, dtype, PTX
+        )
+    else:
+        fours = ()
+        for step in tl.static_range(HEAD_DIM // 16):
+            four = row * (HEAD_DIM // 4) + step // 4 * 16 + 4 * t + step % 4
+            values = tl.load(query_ptr + four, mask=token < num_queries, other=0)
+            fours = fours + (_second_third_exchanged(values),)
+        return fours
+
+
+@triton.jit
+def _scores_of_chunk(
+    key_ptr, key_scales_ptr, value_scales_ptr, queries, offsets, row, first, length, g, t,
+    positions, scale, window, HEAD_DIM: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, NUM_HIDDEN: tl.constexpr, EIGHTS: tl.constexpr, dtype: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """The scores of all queries with sixteen keys from `row` on, at position `first`, and the
+    scales of their values.
+    """
+    STEPS: tl.constexpr = HEAD_DIM // 16
+    pairs, key_scales, means, value_scales, scores = (), (), (), (), ()
+    for h in tl.static_range(2):
+        pairs = pairs + _key_pairs(key_ptr, row + g + 8 * h, t, HEAD_DIM, KIND, dtype, PTX)
+    for h in tl.static_range(2):
+        at, is_key = row + g + 8 * h, first + g + 8 * h < length
+        its_scale = load_scales(key_scales_ptr, at, is_key, KIND)
+        key_scales, means = key_scales + (its_scale * scale,), means + (mean_of(its_scale),)
+        value_scales = value_scales + (load_scales(value_scales_ptr, at, is_key, KIND),)
+    for n in tl.static_range(EIGHTS):
+        sums = _queries_by_keys(queries, pairs, n, STEPS, dtype, PTX)
+        products = ()
+        for c in tl.static_range(4):
+            product = sums[c] * key_scales[c // 2]
+            if KIND == 3:
+                product += offset_of_key(offsets, means[c // 2], 8 * n + c % 2)
+            products = products + (product,)
+        scores = scores + _scores_of_keys(
+            products, first + g, positions[2 * n], positions[2 * n + 1], window,
+            OWN, HAS_WINDOW, NUM_HIDDEN,
+        )  # fmt: skip
+    return scores, value_scales
+
+
+@triton.jit
+def _store_results(
+    found, mosts, totals, out_ptr, own_ptr, first_query, num_queries, kv_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, KIND: tl.constexpr,
+    OWN: tl.constexpr, NUM_HIDDEN: tl.constexpr,
+):  # fmt: skip
+    """`found`: values [32, places] of all keys, with the maxima and sums of a lane's queries."""
+    STEPS: tl.constexpr = HEAD_DIM // 16
+    lanes, places = tl.arange(0, 32)[:, None], tl.arange(0, found.shape[1])[None, :]
     query = 8 * (places // (4 * STEPS)) + 2 * (lanes % 4) + places % 2
     step, dim = places // 4 % STEPS, places % 4 // 2
     if KIND == 3:
@@ -226,10 +262,9 @@ def _fragment_decode_kernel(
         dim += lanes // 4 * (HEAD_DIM // 8) + 2 * step
     token = query // GROUP
     row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + query % GROUP
-    sums = _of_query(totals, places, STEPS)
+    sums, is_row = _of_query(totals, places, STEPS), token < num_queries
     if OWN:
-        greatest = _of_query(mosts, places, STEPS)
-        at, is_row = own_ptr + row * (HEAD_DIM + 4), token < num_queries
+        greatest, at = _of_query(mosts, places, STEPS), own_ptr + row * (HEAD_DIM + 4)
         own_most = tl.load(at + HEAD_DIM, mask=is_row, other=float("-inf"))
         greater = tl.maximum(greatest, own_most)
         reference = tl.where(greater == float("-inf"), 0.0, greater)
@@ -238,8 +273,8 @@ def _fragment_decode_kernel(
         found = found * keep + tl.load(at + dim, mask=is_row, other=0.0) * own_keep
     if NUM_HIDDEN:
         sums = tl.where(sums == 0, 1.0, sums)
-    result = found / sums
-    tl.store(out_ptr + row * HEAD_DIM + dim, result.to(dtype), mask=token < num_queries)
+    result = (found / sums).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * HEAD_DIM + dim, result, mask=is_row)
 
 
 @triton.jit
@@ -384,44 +419,50 @@ def _two_as_four(low, high):
 
 @triton.jit
 def _key_pairs(
-    key_ptr, row, t, HEAD_DIM: tl.constexpr, IS_INT8: tl.constexpr, dtype: tl.constexpr,
+    key_ptr, row, t, HEAD_DIM: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     """A thread's dimensions of a key: two pairs for each step of sixteen."""
-    pairs = ()
-    for part in tl.static_range(HEAD_DIM // 64):
-        at = row * (HEAD_DIM // 4) + 16 * part + 4 * t
-        words = split_four(tl.load(key_ptr + at[:, None] + tl.arange(0, 4)[None, :]))
-        for i in tl.static_range(4):
-            pairs = pairs + code_pairs_8(words[i], IS_INT8, dtype, PTX)
-    return pairs
+    if KIND == 3:
+        return key_pairs_4(key_ptr, row, t, HEAD_DIM, dtype, PTX)
+    else:
+        pairs = ()
+        for part in tl.static_range(HEAD_DIM // 64):
+            at = row * (HEAD_DIM // 4) + 16 * part + 4 * t
+            words = split_four(tl.load(key_ptr + at[:, None] + tl.arange(0, 4)[None, :]))
+            for i in tl.static_range(4):
+                pairs = pairs + code_pairs_8(words[i], KIND == 1, dtype, PTX)
+        return pairs
 
 
 @triton.jit
-def _value_words(value_ptr, row, g, HEAD_DIM: tl.constexpr):
-    """A thread's eighth of the dimensions of a key's values, four to a word."""
-    COUNT: tl.constexpr = HEAD_DIM // 32
-    at = row * (HEAD_DIM // 4) + COUNT * g
-    words = tl.load(value_ptr + at[:, None] + tl.arange(0, COUNT)[None, :])
-    return tl.split(words) if COUNT == 2 else split_four(words)
+def _value_words(value_ptr, row, g, HEAD_DIM: tl.constexpr, KIND: tl.constexpr):
+    """A thread's eighth of a key's values, four bytes to a word."""
+    BYTES: tl.constexpr = HEAD_DIM // 2 if KIND == 3 else HEAD_DIM
+    return words_of(value_ptr + row * (BYTES // 4), g, BYTES // 32)
 
 
 @triton.jit
 def _value_pairs(
-    words, step: tl.constexpr, COUNT: tl.constexpr, IS_INT8: tl.constexpr, dtype: tl.constexpr,
+    words, step: tl.constexpr, STEPS: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """Two dimensions of four keys as the rows of a step: `words` has COUNT words of each key, in
+    """Two dimensions of four keys as the rows of a step: `words` has as many words of each key, in
     the order 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
     """
+    COUNT: tl.constexpr = STEPS // (4 if KIND == 3 else 2)
+    WORD: tl.constexpr = step % (2 * COUNT) // 2
     pairs = ()
     for h in tl.static_range(2):
-        even, odd = words[2 * h * COUNT + step // 2], words[(2 * h + 1) * COUNT + step // 2]
+        even, odd = words[2 * h * COUNT + WORD], words[(2 * h + 1) * COUNT + WORD]
         # Bytes 0 and 1 of both, or 2 and 3.
         both = (even & 0xFFFF) | (odd << 16)
         if step % 2 == 1:
             both = ((even >> 16) & 0xFFFF) | (odd & -0x10000)
-        pairs = pairs + code_pairs_8(both, IS_INT8, dtype, PTX)
+        if KIND == 3:
+            pairs = pairs + numbers_of(both, 4 * (step // (2 * COUNT)), dtype, PTX)
+        else:
+            pairs = pairs + code_pairs_8(both, KIND == 1, dtype, PTX)
     return pairs
 
 

@@ -40,13 +40,18 @@ def turned_fours(
 
 
 @triton.jit
-def offsets_of_columns(query_ptr, rows, are_queries, t, means_ptr, scale, HEAD_DIM: tl.constexpr):
-    """What each mean adds to the scores of a lane's two queries: [threads], eight. `rows`: of eight
-    queries.
+def offsets_of_columns(
+    query_ptr, first_query, num_queries, kv_head, first_column, t, means_ptr, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """What each mean adds to the scores of a lane's two queries, of eight from `first_column` on:
+    [threads], eight.
     """
-    numbers = tl.arange(0, HEAD_DIM)[None, :]
-    at = query_ptr + rows[:, None] * HEAD_DIM + numbers
-    x = tl.load(at, mask=are_queries[:, None], other=0.0).to(tl.float32)
+    column, numbers = first_column + tl.arange(0, 8), tl.arange(0, HEAD_DIM)[None, :]
+    row = (first_query + column // GROUP).to(tl.int64) * HEADS + kv_head * GROUP + column % GROUP
+    is_query = column // GROUP < num_queries
+    at = query_ptr + row[:, None] * HEAD_DIM + numbers
+    x = tl.load(at, mask=is_query[:, None], other=0.0).to(tl.float32)
     found = ()
     for m in tl.static_range(NUM_MEANS):
         mean = tl.load(means_ptr + m * HEAD_DIM + numbers)
@@ -67,34 +72,12 @@ def offset_of_key(offsets, mean, c: tl.constexpr):
 @triton.jit
 def key_pairs_4(key_ptr, row, t, HEAD_DIM: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr):
     """A thread's numbers of a key: two pairs for each step."""
-    words = _words(key_ptr + row * (HEAD_DIM // 8), t, HEAD_DIM // 32)
+    words = words_of(key_ptr + row * (HEAD_DIM // 8), t, HEAD_DIM // 32)
     low, high = (), ()
     for i in tl.static_range(HEAD_DIM // 32):
-        low = low + _numbers(words[i], 0, dtype, PTX)
-        high = high + _numbers(words[i], 4, dtype, PTX)
+        low = low + numbers_of(words[i], 0, dtype, PTX)
+        high = high + numbers_of(words[i], 4, dtype, PTX)
     return low + high
-
-
-@triton.jit
-def value_words_4(value_ptr, row, g, HEAD_DIM: tl.constexpr):
-    """A thread's eighth of the bytes of a key's values, four to a word."""
-    return _words(value_ptr + row * (HEAD_DIM // 8), g, HEAD_DIM // 64)
-
-
-@triton.jit
-def value_pairs_4(
-    words, step: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr
-):
-    """Two numbers of four keys as the rows of a step: `words` has COUNT words of each key."""
-    WORD: tl.constexpr = step % (2 * COUNT) // 2
-    pairs = ()
-    for h in tl.static_range(2):
-        even, odd = words[2 * h * COUNT + WORD], words[(2 * h + 1) * COUNT + WORD]
-        both = (even & 0xFFFF) | (odd << 16)
-        if step % 2 == 1:
-            both = ((even >> 16) & 0xFFFF) | (odd & -0x10000)
-        pairs = pairs + _numbers(both, 4 * (step // (2 * COUNT)), dtype, PTX)
-    return pairs
 
 
 @triton.jit
@@ -109,14 +92,14 @@ def found_turned_back(found, STEPS: tl.constexpr):
 
 
 @triton.jit
-def _words(ptr, part, COUNT: tl.constexpr):
+def words_of(ptr, part, COUNT: tl.constexpr):
     """The `part`-th COUNT words of rows: [threads] each."""
     words = tl.load((ptr + part * COUNT)[:, None] + tl.arange(0, COUNT)[None, :])
     return _columns_of(words)
 
 
 @triton.jit
-def _numbers(word, place: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr):
+def numbers_of(word, place: tl.constexpr, dtype: tl.constexpr, PTX: tl.constexpr):
     """The codes in one half of four bytes less what stands for 0, two pairs: of bytes 0 and 2, then
     1 and 3.
     """

@@ -29,12 +29,12 @@ from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.four_bits_kernels import OWN_KEYS
 from localllm_kernels.attention.kv_cache import KVCache
 from localllm_kernels.attention.paged_attention import AttentionArguments
-from localllm_kernels.attention.parts import add_parts, leave_own, tiles_of_part, wanted_splits
+from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
     LOG2_E,
     WIDE,
     attend_tiles,
-    attended,
+    end_rows,
     head_constants,
     score_arguments,
 )
@@ -119,16 +119,15 @@ def _prefill_kernel(
     token, head = skipped + rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = (rows < BLOCK_Q * GROUP) & (token < num_queries)
     is_inside = is_row[:, None] & (columns < VALUE_DIM)[None, :]
-    head_row = ((first_query + token).to(tl.int64) * HEADS + head)[:, None]
-    at = head_row * HEAD_DIM + columns[None, :]
+    row = (first_query + token).to(tl.int64) * HEADS + head
+    at = row[:, None] * HEAD_DIM + columns[None, :]
     query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
     rest = query
     if REST:
         others = VALUE_DIM + tl.arange(0, REST)
         is_other = is_row[:, None] & (others < HEAD_DIM)[None, :]
-        at = head_row * HEAD_DIM + others[None, :]
+        at = row[:, None] * HEAD_DIM + others[None, :]
         rest = tl.load(query_ptr + at, mask=is_other, other=0.0)
-        at = head_row * VALUE_DIM + columns[None, :]
     first_position = length - num_queries
     positions = first_position + token
     first_key = 0
@@ -193,15 +192,10 @@ def _prefill_kernel(
         )  # fmt: skip
         if not is_done:
             return
-    own_rows = (first_query + token).to(tl.int64) * HEADS + head
-    if OWN == 2:
-        leave_own(own_ptr, own_rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
-    else:
-        result = attended(
-            most, total, values, own_rows, is_row, own_ptr, kv_head, factors_ptr, means_ptr,
-            HEAD_DIM, VALUE_DIM, KIND, ROTATED, VALUES_ARE_KEYS, OWN, NUM_HIDDEN, BLOCK_D,
-        )  # fmt: skip
-        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+    end_rows(
+        most, total, values, row, is_row, out_ptr, own_ptr, kv_head, factors_ptr, means_ptr,
+        HEAD_DIM, VALUE_DIM, KIND, ROTATED, VALUES_ARE_KEYS, OWN, NUM_HIDDEN, BLOCK_D,
+    )  # fmt: skip
 
 
 def _tile(block_d: int, itemsize: int, capability: int, *, is_4_bit: bool) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from localllm_kernels.attention.four_bits_kernels import (
     turned_back,
     turned_query,
 )
-from localllm_kernels.attention.parts import with_own
+from localllm_kernels.attention.parts import leave_own, with_own
 from localllm_kernels.compiling.launch import present
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
@@ -186,24 +186,32 @@ def attend_tiles(
 
 
 @triton.jit
-def attended(
-    most, total, values, rows, is_row, own_ptr, kv_head, factors_ptr, means_ptr,
+def end_rows(
+    most, total, values, rows, is_row, out_ptr, own_ptr, kv_head, factors_ptr, means_ptr,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KIND: tl.constexpr, ROTATED: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr, OWN: tl.constexpr, NUM_HIDDEN: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The results of `rows` [BLOCK_M], from what they have of all runs of keys."""
-    if KIND == 3:
-        factors_ptr += kv_head * HEAD_DIM
-        means_ptr += kv_head * NUM_MEANS * HEAD_DIM
-        values = turned_back(
-            values, total, factors_ptr, means_ptr, HEAD_DIM, ROTATED, VALUES_ARE_KEYS
-        )
-    if OWN:
-        total, values = with_own(own_ptr, rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
-    if NUM_HIDDEN:
-        total = tl.where(total == 0, 1.0, total)
-    return values / total[:, None]
+    """Store the results of `rows` [BLOCK_M], from what they have of all runs of keys, or leave that
+    of their own keys.
+    """
+    if OWN == 2:
+        leave_own(own_ptr, rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
+    else:
+        if KIND == 3:
+            factors_ptr += kv_head * HEAD_DIM
+            means_ptr += kv_head * NUM_MEANS * HEAD_DIM
+            values = turned_back(
+                values, total, factors_ptr, means_ptr, HEAD_DIM, ROTATED, VALUES_ARE_KEYS
+            )
+        if OWN:
+            total, values = with_own(own_ptr, rows, is_row, most, total, values, VALUE_DIM, BLOCK_D)
+        if NUM_HIDDEN:
+            total = tl.where(total == 0, 1.0, total)
+        columns = tl.arange(0, BLOCK_D)[None, :]
+        at, is_inside = rows[:, None] * VALUE_DIM + columns, is_row[:, None] & (columns < VALUE_DIM)
+        result = (values / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at, result, mask=is_inside)
 
 
 def score_arguments(

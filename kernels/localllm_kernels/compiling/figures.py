@@ -87,7 +87,7 @@ FIGURES: dict[tuple[str, str], Figure] = {
         1777, 9, "goal 700, which the fragments reach"
     ),
     ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 128"): Figure(436, 0),
-    ("attention/decode", "_fragment_decode_kernel int4 cache, 16 rows of 128"): Figure(536, 0),
+    ("attention/decode", "_fragment_decode_kernel int4 cache, 16 rows of 128"): Figure(540, 0),
     ("attention/decode", "_fragment_decode_kernel int4 cache, 8 rows of 64"): Figure(294, 0),
     ("attention/decode", "_decode_kernel bf16, int4 cache, 16 rows of 128"): Figure(
         1538, 19, "goal 600, which the fragments reach"
