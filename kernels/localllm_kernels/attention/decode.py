@@ -408,7 +408,7 @@ def _fragment_spec(example: Example, rows: int) -> AotSpec:
         _fragment_decode_kernel,
         f"{example.kind} cache, {rows} rows of {example.head_dim}{example.words}",
         call,
-        max_stack=16,  # values from before the loop
+        max_stack=16 * (1 + (example.kind == "int4")),  # values from before the loop
         work=replace(example.work, count=turn / 64, times=()),
     )
 
