@@ -154,6 +154,7 @@ def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more:
         scale=batch.query.shape[2] ** -0.5,
         window=window,
         value_dim=batch.value_dim,
+        newest_tables=batch.newest_tables,
         **more,
     )
 
@@ -190,6 +191,28 @@ def test_attention(
     expected = batch.expected(head_dim**-0.5, window)
     found = attend(batch, paged_attention_prefill, window, workspace)
     torch.testing.assert_close(found.double(), expected, **close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (4, 1, 64), (16, 2, 256)])
+def test_queries_meet_their_own_keys_as_they_are(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    close = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
+    for lengths in (WINDOWS, MIXED):
+        batch = Batch(lengths, heads, kv_heads, head_dim, FOUR_BITS)
+        batch.has_own = True
+        batch.to("cuda", dtype)
+        expected = batch.expected(head_dim**-0.5, window)
+        found = attend(batch, paged_attention_prefill, window, Workspace(device()))
+        torch.testing.assert_close(found.double(), expected, **close)
+        if lengths is MIXED:
+            continue
+        for fragments in (False, True):
+            workspace = Workspace(device(), key_fragments=fragments)
+            found = attend(batch, paged_attention_decode, window, workspace)
+            torch.testing.assert_close(found.double(), expected, **close)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)

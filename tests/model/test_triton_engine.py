@@ -14,6 +14,7 @@ from localllm.model.fused.choose import fuse_layers
 from localllm.model.fused.gpu import GpuDecoder
 from localllm.quantize.recipe import Recipe
 from localllm.schedule.sampling_params import SamplingParams
+from localllm_kernels.attention.four_bits import FOUR_BITS, OWN_KEYS
 from localllm_kernels.compiling.choice import FUSED, Choice, Piece
 
 pytestmark = needs_interpreter
@@ -95,6 +96,32 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     is_fused = recipe in (INT4, INT4_ASYMMETRIC) and not model.architecture.has_experts
     assert isinstance(model.fused, GpuDecoder) == is_fused
     assert generate(model, kv_dtype, budget) == generate(reference, kv_dtype, budget)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "recipe"),
+    [
+        ("Qwen3ForCausalLM", None, INT4),
+        pytest.param("Gemma2ForCausalLM", 70, None, marks=pytest.mark.slow),
+        pytest.param("DeepseekV3ForCausalLM", None, None, marks=pytest.mark.slow),
+    ],
+    ids=["fused", "caps and a window", "latents"],
+)
+def test_keys_in_4_bits_give_the_tokens_of_the_torch_operators(
+    architecture: str, window: int | None, recipe: Recipe | None
+) -> None:
+    """Behind a stretch of keys, whose codes are read then."""
+    found = []
+    for backend in ("torch", "triton"):
+        model = load_tiny_model(architecture, window, torch.float32, recipe, backend=backend)
+        engine = make_engine(model, Limits(max_num_batched_tokens=40), FOUR_BITS)
+        engine.add_request([(7 * i) % 250 + 1 for i in range(OWN_KEYS + 6)], GREEDY)
+        tokens = []
+        while engine.has_unfinished():
+            tokens += [event.token_id for event in engine.step()]
+        found.append(tokens)
+    assert found[0] == found[1]
+    assert len(found[0]) == GREEDY.max_tokens
 
 
 @pytest.mark.parametrize(
