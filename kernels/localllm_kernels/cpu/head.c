@@ -186,7 +186,7 @@ static int lay_out(Drafts *a, const Group *group, int64_t count, Arena *arena) {
     step->group = *group;
     step->group.slots = slots, step->group.tables = tables, step->group.max_blocks = blocks;
     step->num_sampled = sampled;
-    const AttentionShape shape = {group->first, d->heads, 0, d->scale, 0.0f, NULL, 0};
+    const AttentionShape shape = {.cache = group->first, .heads = d->heads, .scale = d->scale};
     step->tasks = attention_tasks((Tables){tables, blocks}, (Tables){0}, starts, lengths, requests,
                                   &shape, &step->num_tasks);
     if (!step->tasks) return 1;
