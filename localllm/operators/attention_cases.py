@@ -99,6 +99,7 @@ def attention(
     cache = _filled(on, (len(lengths) * blocks + 1, spec.num_kv_heads, block, dim), spec)
     order = torch.randperm(len(lengths) * blocks, device=device).add(1).int()
     starts = torch.tensor([0, *new], device=device).cumsum(0).int()
+    tables = order.view(len(lengths), blocks)
     query = on.values(sum(new), spec.num_heads, dim)
     keys = torch.tensor(lengths, device=device)
     sinks = torch.randn(spec.num_heads, device=device) if spec.scores.has_sinks else None
@@ -107,7 +108,8 @@ def attention(
         return ops.paged_attention(
             query,
             cache,
-            block_tables=order.view(len(lengths), blocks),
+            block_tables=tables,
+            newest_tables=None if cache.newest is None else tables,
             cu_seqlens_q=starts,
             seq_lens=keys,
             max_query_len=max(new),
@@ -149,7 +151,11 @@ def _filled(on: Setting, shape: tuple[int, ...], spec: AttentionSpec) -> KVCache
         by_token = each.transpose(1, 2).flatten(0, 1)
         for part in coded_rows(by_token, dtype, coding, are_keys=i == 0):
             parts.append(part.view(blocks, size, *part.shape[1:]).transpose(1, 2).contiguous())
-    return KVCache(parts[0], parts[-2], parts[1], parts[-1], coding=coding)
+    newest = None
+    if coding is not None:
+        plain = [each.to(on.sizes.dtype) for each in drawn]
+        newest = KVCache(plain[0], plain[-1])
+    return KVCache(parts[0], parts[-2], parts[1], parts[-1], coding=coding, newest=newest)
 
 
 def _coding(on: Setting, spec: AttentionSpec) -> KeyCoding:
