@@ -14,8 +14,8 @@ first token's key is far from all others (Xiao et al. 2023, "attention sinks"), 
 with their positions. Each row is rounded by itself, so a token's keys and values have the same bits
 in any batch.
 
-A query meets the keys of its own stretch of the context, and their values, as they are: these are
-kept besides, see OWN_KEYS.
+The context is cut into runs of OWN_KEYS keys. A query meets those of its own run, and their values,
+as they are: these are kept besides.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ MIDDLE = 8
 # Means of a head's keys. The two lowest bits of a key's scale say which one was subtracted, and are
 # a part of the scale all the same.
 NUM_MEANS = 4
-# Keys of a stretch. Those near a query have most of the weight, and in 4 bits would cause four
-# fifths of the loss. Where a stretch begins, a request can be continued from codes alone.
+# Keys of a run. Those near a query have most of the weight, and in 4 bits would cause four fifths
+# of the loss. Where a run begins, a request can be continued from codes alone.
 OWN_KEYS = 64
 # A row's greatest number in steps, which have a sign: the best of these for the row is taken.
 REACHES = (7.5, -7.5, 8.5, -8.5)

@@ -5,8 +5,8 @@
  * Gimelshein 2018, "Online normalizer calculation for softmax"), so that a row's arithmetic is the
  * same whatever other rows there are. A tile that a row does not see leaves the row unchanged. After
  * each stretch of keys its part is added to that of the stretches before, so that threads may share
- * the stretches of a few rows. Over a cache in 4 bits, queries' own keys are read from another one: a task
- * of its own, whose part is added last. */
+ * the stretches of a few rows. Over a cache in 4 bits, queries' own keys are read from another one: a
+ * task of its own, whose part is added last. */
 
 #include "attention_codes.h"
 

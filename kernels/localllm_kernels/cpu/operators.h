@@ -91,7 +91,8 @@ typedef struct {
   float cap;          /* scores become cap · tanh(score / cap); 0: none */
   const float *sinks; /* [heads], scores that weigh but have no value, or NULL */
   int64_t num_hidden; /* the first keys, which no query sees; one that sees none gives zeros */
-  int64_t own_keys; /* of so many that begin at a multiple, a query's own are read from `newest`; 0: none */
+  int64_t own_keys; /* in a run that begins at a multiple: a query's own run is read from `newest`;
+                       0: there are none */
   KVCache newest;
 } AttentionShape;
 
