@@ -10,11 +10,16 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 import localllm
 from localllm import LLM, SamplingParams
 from localllm.chat.conversation import ChatSession
+from localllm.engine.config import EngineConfig
+from localllm.engine.loaded_decoder import load_decoder
+from localllm.engine.scoring import WindowScorer
 from localllm.hub.catalog import BUILT_IN_MODELS
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.families.table import read_architecture
@@ -47,6 +52,22 @@ def test_its_sizes_are_within_the_limits_it_was_made_for() -> None:
         if len(shape) == 2:
             assert shape[1] % 64 == 0, name
     check_weights(find_weight_files(FOLDER), architecture)
+
+
+def test_a_cache_in_4_bits_loses_a_thousandth_of_a_nat() -> None:
+    """Of 64 keys a query meets its own uncoded: with 32 it would lose 0.0010."""
+    text, found = (FOLDER.parents[1] / "LICENSE").read_text(), []
+    for kind in ("bf16", "int4"):
+        config = EngineConfig(dtype="float32", kv_cache_dtype=kind, max_num_seqs=1, device="cpu")
+        loaded = load_decoder(FOLDER, read_architecture(FOLDER), config)
+        ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode(text).ids[:1600]
+        dtype = torch.float32 if kind == "bf16" else loaded.kv_dtype
+        scorer = WindowScorer(loaded.model, 400, dtype, loaded.codings)
+        windows = [ids[i : i + 400] for i in range(0, len(ids), 400)]
+        logits = [rows for window in windows for rows in scorer.logits(window)]
+        found.append(torch.cat(logits).log_softmax(-1))
+    exact, coded = found
+    assert 0 < float((exact.exp() * (exact - coded)).sum(-1).mean()) < 0.0008
 
 
 def test_unseen_english_is_far_likelier_than_chance() -> None:

@@ -57,6 +57,16 @@ def test_a_cache_in_4_bits_holds_3_6_times_the_tokens(head_dim: int) -> None:
     assert tokens[1].cached_tokens >= 3.6 * tokens[0].cached_tokens
 
 
+def test_an_explicit_number_of_tokens_is_not_kept_uncoded() -> None:
+    """Of so many tokens, 8 requests keep 4 blocks each, and one of them a step's 2,048 besides."""
+    config = EngineConfig(kv_cache_dtype="int4", kv_cache_tokens=1 << 16, max_num_seqs=8)
+    traits = find_traits("cpu", "torch", torch.bfloat16)
+    memory = DecoderMemory(MODEL, "cuda", traits, torch.bfloat16, 0, None, None)
+    coded, uncoded = memory.plan(config, GIB, None).groups
+    assert coded.num_blocks == (1 << 16) // 16 + 1
+    assert uncoded.num_blocks == 1 + -(-(63 + 2048) // 16) + 7 * 4
+
+
 def test_what_nobody_asked_for_is_not_taken_from_other_programs() -> None:
     config = EngineConfig(max_num_seqs=3, block_size=16)
     found = plan(config, 4000, GIB, most_contexts=2)
