@@ -5,15 +5,11 @@ from torch import Tensor
 
 from localllm_kernels.attention.four_bits import FOUR_BITS, rotation_size
 from localllm_kernels.attention.kv_cache import KVCache
-from localllm_kernels.attention.paged_attention import AttentionArguments
-from localllm_kernels.compiling.launch import Workspace, present
+from localllm_kernels.compiling.launch import present
 
 # How keys and values are stored: KIND of the kernels.
 KINDS = {"plain": 0, "int8": 1, "fp8": 2, "int4": 3}
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": FOUR_BITS}
-# Which keys a launch is over: OWN of the kernels. The first of two over a cache in 4 bits leaves
-# what queries have of their own keys, with which the second ends.
-ALL_KEYS, OTHER_KEYS, OWN_ONLY = 0, 1, 2
 _KINDS = {dtype: KINDS[name] for name, dtype in CODES.items()}
 
 
@@ -48,23 +44,3 @@ def turning_arguments(cache: KVCache) -> dict[str, Tensor | int | bool]:
         "ROTATED": rotation_size(cache.head_dim),
         "VALUES_ARE_KEYS": cache.values_are_keys,
     }
-
-
-def own_buffer(
-    query: Tensor, cache: KVCache, workspace: Workspace, how: AttentionArguments
-) -> Tensor | None:
-    """Room for what queries have of their own keys, see `leave_own`; None where those have no cache
-    of their own.
-    """
-    if cache.newest is None or how.get("newest_tables") is None:
-        return None
-    num_tokens, heads, head_dim = query.shape
-    return workspace.own(num_tokens * heads * ((how.get("value_dim") or head_dim) + 4))
-
-
-def own_launch(cache: KVCache, how: AttentionArguments) -> tuple[KVCache, AttentionArguments]:
-    """The cache of own keys, and how it is read: sinks count in the other launch."""
-    newest, tables = cache.newest, how.get("newest_tables")
-    assert newest is not None
-    assert tables is not None
-    return newest, {**how, "block_tables": tables, "sinks": None}

@@ -7,6 +7,7 @@ others return at once, and nothing waits for them.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -16,21 +17,17 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.attention.cache_arguments import (
-    ALL_KEYS,
     CODES,
     KINDS,
-    OTHER_KEYS,
-    OWN_ONLY,
     cache_kind,
     cache_pointers,
-    own_buffer,
-    own_launch,
     turning_arguments,
 )
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.four_bits_kernels import OWN_KEYS
 from localllm_kernels.attention.fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.own_keys import over_all_keys
 from localllm_kernels.attention.paged_attention import AttentionArguments
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
@@ -237,30 +234,21 @@ def paged_attention_decode(
     `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
     device. Each has at least MIN_SPLIT_KEYS.
     """
-    num_tokens, heads, head_dim = query.shape
-    value_dim = how.get("value_dim") or head_dim
-    out = query.new_empty(num_tokens, heads, value_dim) if out is None else out
-    if len(how["seq_lens"]) == 0:
-        return out
-    own = own_buffer(query, cache, workspace, how)
-    if own is not None:
-        _launch(query, *own_launch(cache, how), workspace, 1, out, own, OWN_ONLY)
-    which = ALL_KEYS if own is None else OTHER_KEYS
-    _launch(query, cache, how, workspace, num_splits, out, own, which)
-    return out
+    launch = partial(_launch, query, workspace)
+    return over_all_keys(launch, query, cache, workspace, num_splits, out, how)
 
 
 def _launch(
     query: Tensor,
+    workspace: Workspace,
     cache: KVCache,
     how: AttentionArguments,
-    workspace: Workspace,
     num_splits: int | None,
     out: Tensor,
     own: Tensor | None,
     which: int,
 ) -> None:
-    """`own`: what queries have of their own keys; `which`: keys, OWN of the kernels."""
+    """See over_all_keys."""
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = how["block_tables"].shape
@@ -379,21 +367,12 @@ def _max_stack(example: Example, rows: int) -> int:
     return 8 * (example.kind != "plain") + 16 * example.has_sinks + 32 * (example.kind == "int4")
 
 
-def _own_only(
-    query: Tensor, cache: KVCache, workspace: Workspace, **how: Unpack[AttentionArguments]
-) -> Tensor:
-    """The first launch over a cache in 4 bits."""
-    own = own_buffer(query, cache, workspace, how)
-    out = query.new_empty(*query.shape[:2], how.get("value_dim") or query.shape[2])
-    _launch(query, *own_launch(cache, how), workspace, 1, out, own, OWN_ONLY)
-    return out
-
-
 def _own_spec(example: Example, rows: int) -> AotSpec:
     return AotSpec(
         _decode_kernel,
         f"own keys, {rows} rows of {example.head_dim}",
-        lambda workspace: example.attend(_own_only, workspace, rows),
+        lambda workspace: example.attend(paged_attention_decode, workspace, rows),
+        at=0,
         work=replace(example, kind="plain").work,
     )
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from localllm_kernels.attention.four_bits import NUM_MEANS as MEANS
 from localllm_kernels.attention.four_bits import OWN_KEYS as ALL_OWN_KEYS
 from localllm_kernels.attention.four_bits import REACHES as ALL_REACHES
+from localllm_kernels.primitives.log2 import log2
 
 NUM_MEANS = tl.constexpr(MEANS)
 OWN_KEYS = tl.constexpr(ALL_OWN_KEYS)
@@ -43,11 +44,6 @@ def mean_of(scale):
     return (scale.to(tl.int32, bitcast=True) >> 16) & (NUM_MEANS - 1)
 
 
-@triton.constexpr_function
-def _log2(count):
-    return count.bit_length() - 1
-
-
 @triton.jit
 def _is_second(DIMS: tl.constexpr, AT: tl.constexpr):
     """Which half of dimension AT of DIMS, all of 2, each number is in."""
@@ -59,9 +55,9 @@ def rotated(x, SIZE: tl.constexpr):
     """float32, times the Hadamard matrix by SIZE neighbours of the last dimension; all sizes are
     powers of two.
     """
-    DIMS: tl.constexpr = _log2(x.numel)
+    DIMS: tl.constexpr = log2(x.numel)
     cube = tl.reshape(x, [2] * DIMS)
-    for i in tl.static_range(_log2(SIZE)):
+    for i in tl.static_range(log2(SIZE)):
         both = tl.sum(cube, axis=DIMS - 1 - i, keep_dims=True)
         cube = tl.where(_is_second(DIMS, DIMS - 1 - i), both - 2 * cube, both)
     return tl.reshape(cube, x.shape) * SIZE**-0.5

@@ -27,15 +27,18 @@ from localllm_kernels.attention.fragments_4_bits import (
     turned_fours,
     words_of,
 )
+from localllm_kernels.attention.own_keys import shares
 from localllm_kernels.attention.parts import tiles_of_part
 from localllm_kernels.primitives.arrival import is_last
 from localllm_kernels.primitives.code_pairs_8 import code_pairs_8
+from localllm_kernels.primitives.log2 import log2
 from localllm_kernels.primitives.matrix_units import (
     four_of,
     max_of_rows,
     multiply_add,
     pack_pair,
     transpose_pairs,
+    two_as_four,
 )
 from localllm_kernels.products.int4_turn import split_four
 
@@ -164,7 +167,7 @@ def _fragment_decode_kernel(
                     words = words + _value_words(value_ptr, row, g, HEAD_DIM, KIND)
             more = ()
             for n in tl.static_range(EIGHTS):
-                columns = _two_as_four(turned[2 * n], turned[2 * n + 1])
+                columns = two_as_four(turned[2 * n], turned[2 * n + 1])
                 for step in tl.static_range(STEPS):
                     dims = _value_pairs(words, step, STEPS, KIND, dtype, PTX)
                     sums = four_of(values, STEPS * n + step)
@@ -266,9 +269,7 @@ def _store_results(
     if OWN:
         greatest, at = _of_query(mosts, places, STEPS), own_ptr + row * (HEAD_DIM + 4)
         own_most = tl.load(at + HEAD_DIM, mask=is_row, other=float("-inf"))
-        greater = tl.maximum(greatest, own_most)
-        reference = tl.where(greater == float("-inf"), 0.0, greater)
-        keep, own_keep = tl.exp2(greatest - reference), tl.exp2(own_most - reference)
+        keep, own_keep = shares(greatest, own_most)
         sums = sums * keep + tl.load(at + HEAD_DIM + 1, mask=is_row, other=0.0) * own_keep
         found = found * keep + tl.load(at + dim, mask=is_row, other=0.0) * own_keep
     if NUM_HIDDEN:
@@ -412,12 +413,6 @@ def _second_third_exchanged(four):
 
 
 @triton.jit
-def _two_as_four(low, high):
-    """Two int32 packed into int64."""
-    return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
-
-
-@triton.jit
 def _key_pairs(
     key_ptr, row, t, HEAD_DIM: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr,
     PTX: tl.constexpr,
@@ -466,12 +461,6 @@ def _value_pairs(
     return pairs
 
 
-@triton.constexpr_function
-def _halvings(count):
-    """How often a power of two can be halved."""
-    return count.bit_length() - 1
-
-
 @triton.jit
 def _half_as_many(values):
     """Join each tensor of the first half of the list with its counterpart in the second half."""
@@ -484,7 +473,7 @@ def _half_as_many(values):
 @triton.jit
 def _joined(values):
     """A power of two of tensors [threads], as one [threads, 2, 2, …], in their order."""
-    for _ in tl.static_range(_halvings(len(values))):
+    for _ in tl.static_range(log2(len(values))):
         values = _half_as_many(values)
     return values[0]
 

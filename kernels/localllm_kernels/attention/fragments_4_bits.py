@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from localllm_kernels.attention.four_bits_kernels import NUM_MEANS, rotated
-from localllm_kernels.primitives.matrix_units import add_pairs, code_pairs, pack_pair
+from localllm_kernels.primitives.log2 import log2
+from localllm_kernels.primitives.matrix_units import add_pairs, code_pairs, pack_pair, two_as_four
 
 
 @triton.jit
@@ -34,9 +35,8 @@ def turned_fours(
     even, odd = tl.split(tl.reshape(x, [THREADS, STEPS, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
-    low = pack_pair(first, third, dtype, PTX).to(tl.int64) & 0xFFFFFFFF
-    fours = low | (pack_pair(second, fourth, dtype, PTX).to(tl.int64) << 32)
-    return _columns_of(fours)
+    low, high = pack_pair(first, third, dtype, PTX), pack_pair(second, fourth, dtype, PTX)
+    return _columns_of(two_as_four(low, high))
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def _columns_of(x):
     """[threads, a power of two] as [threads] each, in their order."""
     THREADS: tl.constexpr = x.shape[0]
     found = (x,)
-    for _ in tl.static_range(_log2(x.shape[1])):
+    for _ in tl.static_range(log2(x.shape[1])):
         more = ()
         for i in tl.static_range(len(found)):
             halves = tl.reshape(found[i], [THREADS, 2, found[i].shape[1] // 2])
@@ -125,8 +125,3 @@ def _columns_of(x):
     for i in tl.static_range(len(found)):
         columns = columns + (tl.reshape(found[i], [THREADS]),)
     return columns
-
-
-@triton.constexpr_function
-def _log2(count):
-    return count.bit_length() - 1

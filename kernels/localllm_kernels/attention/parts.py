@@ -73,33 +73,3 @@ def add_parts(
             its_values = tl.load(other + inside, cache_modifier=".cg")
             values += its_values * tl.exp2(its_most - reference)[:, None]
     return most, total, values, is_done
-
-
-@triton.jit
-def leave_own(
-    own_ptr, rows, is_row, most, total, values, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Leave what rows [BLOCK_M] have of their own keys: for each, WIDTH values, maximum and sum."""
-    columns = tl.arange(0, BLOCK_D)[None, :]
-    at = own_ptr + rows * (WIDTH + 4)  # so that rows of values begin at multiples of 16 bytes
-    tl.store(at[:, None] + columns, values, mask=is_row[:, None] & (columns < WIDTH))
-    tl.store(at + WIDTH, most, mask=is_row)
-    tl.store(at + WIDTH + 1, total, mask=is_row)
-
-
-@triton.jit
-def with_own(
-    own_ptr, rows, is_row, most, total, values, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Sums and values with those that were left of own keys."""
-    columns = tl.arange(0, BLOCK_D)[None, :]
-    at = own_ptr + rows * (WIDTH + 4)
-    own_most = tl.load(at + WIDTH, mask=is_row, other=float("-inf"))
-    own_total = tl.load(at + WIDTH + 1, mask=is_row, other=0.0)
-    is_value = is_row[:, None] & (columns < WIDTH)
-    own_values = tl.load(at[:, None] + columns, mask=is_value, other=0.0)
-    greater = tl.maximum(most, own_most)
-    reference = tl.where(greater == float("-inf"), 0.0, greater)
-    keep, own_keep = tl.exp2(most - reference), tl.exp2(own_most - reference)
-    total = total * keep + own_total * own_keep
-    return total, values * keep[:, None] + own_values * own_keep[:, None]

@@ -8,6 +8,7 @@ numbers its tiles in this way; pull request 16828.)
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Unpack
 
 import triton
@@ -15,19 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.attention.cache_arguments import (
-    ALL_KEYS,
     KINDS,
-    OTHER_KEYS,
-    OWN_ONLY,
     cache_kind,
     cache_pointers,
-    own_buffer,
-    own_launch,
     turning_arguments,
 )
 from localllm_kernels.attention.example import Example
 from localllm_kernels.attention.four_bits_kernels import OWN_KEYS
 from localllm_kernels.attention.kv_cache import KVCache
+from localllm_kernels.attention.own_keys import over_all_keys
 from localllm_kernels.attention.paged_attention import AttentionArguments
 from localllm_kernels.attention.parts import add_parts, tiles_of_part, wanted_splits
 from localllm_kernels.attention.tiles import (
@@ -235,31 +232,22 @@ def paged_attention_prefill(
     `num_splits`: programs that may share the keys of a tile of queries, except in float32; None: as
     many as fill the device. Each has at least MIN_SPLIT_KEYS.
     """
-    num_tokens, heads, head_dim = query.shape
-    value_dim = how.get("value_dim") or head_dim
-    out = query.new_empty(num_tokens, heads, value_dim) if out is None else out
-    if len(how["seq_lens"]) == 0:
-        return out
-    own = own_buffer(query, cache, workspace, how)
-    if own is not None:
-        _launch(query, *own_launch(cache, how), workspace, 1, least_queries, out, own, OWN_ONLY)
-    which = ALL_KEYS if own is None else OTHER_KEYS
-    _launch(query, cache, how, workspace, num_splits, least_queries, out, own, which)
-    return out
+    launch = partial(_launch, query, workspace, least_queries)
+    return over_all_keys(launch, query, cache, workspace, num_splits, out, how)
 
 
 def _launch(
     query: Tensor,
+    workspace: Workspace,
+    least_queries: int,
     cache: KVCache,
     how: AttentionArguments,
-    workspace: Workspace,
     num_splits: int | None,
-    least_queries: int,
     out: Tensor,
     own: Tensor | None,
     which: int,
 ) -> None:
-    """`own`: what queries have of their own keys; `which`: keys, OWN of the kernels."""
+    """See over_all_keys."""
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = how["block_tables"].shape
@@ -330,21 +318,12 @@ def _spec(example: Example) -> AotSpec:
     )
 
 
-def _own_only(
-    query: Tensor, cache: KVCache, workspace: Workspace, **how: Unpack[AttentionArguments]
-) -> Tensor:
-    """The first launch over a cache in 4 bits."""
-    own = own_buffer(query, cache, workspace, how)
-    out = query.new_empty(*query.shape[:2], how.get("value_dim") or query.shape[2])
-    _launch(query, *own_launch(cache, how), workspace, 1, 0, out, own, OWN_ONLY)
-    return out
-
-
 def _own_spec(example: Example) -> AotSpec:
     return AotSpec(
         _prefill_kernel,
         f"own keys, heads of {example.head_dim}",
-        lambda workspace: example.attend(_own_only, workspace, 512),
+        lambda workspace: example.attend(paged_attention_prefill, workspace, 512),
+        at=0,
         work=replace(example, kind="plain").work,
     )
 

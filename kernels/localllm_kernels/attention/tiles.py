@@ -21,7 +21,7 @@ from localllm_kernels.attention.four_bits_kernels import (
     turned_back,
     turned_query,
 )
-from localllm_kernels.attention.parts import leave_own, with_own
+from localllm_kernels.attention.own_keys import leave_own, with_own
 from localllm_kernels.compiling.launch import present
 from localllm_kernels.primitives.e4m3 import from_e4m3
 
@@ -92,7 +92,7 @@ def attend_tiles(
     read. The keys are those from `first_key`, a
     multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
     are in base 2; a sink is minus infinity where another run of keys counts it. ROTATED: neighbours
-    that are rotated together in 4 bits. OWN: see cache_arguments.py.
+    that are rotated together in 4 bits. OWN: see own_keys.py.
     """
     dtype: tl.constexpr = query.dtype
     columns = tl.arange(0, BLOCK_D)

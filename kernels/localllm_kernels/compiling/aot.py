@@ -63,7 +63,8 @@ class AotSpec:
     workspace of the GPU to compile for, and tensors in host memory; `min_capability`: the first GPU
     that has what it needs, as 89; `max_stack`: bytes a thread may spill; `multiples_of_16`:
     arguments that are multiples of 16 in this compilation; `only`: the GPUs it is for, as 90; all
-    if empty; `work`: for `machine_code`, which counts instructions.
+    if empty; `at`: which of the kernel's launches it is, the last one if not said; `work`: for
+    `machine_code`, which counts instructions.
     """
 
     kernel: Any
@@ -73,6 +74,7 @@ class AotSpec:
     max_stack: int = 0
     multiples_of_16: tuple[str, ...] = ()
     only: tuple[int, ...] = ()
+    at: int = -1
     work: Work | None = None
 
     def runs_on(self, capability: int) -> bool:
@@ -85,8 +87,7 @@ class AotSpec:
         workspace.capability, workspace.num_processors = capability, H100_PROCESSORS
         with _noting() as noted:
             self.call(workspace)
-        # What a launcher launches before is another spec's.
-        *_, given = (arguments for kernel, arguments in noted if kernel is self.kernel)
+        given = [arguments for kernel, arguments in noted if kernel is self.kernel][self.at]
         passed = {name: given[name] for name in self.kernel.arg_names}
         return Launch(
             {name: _type_of(value) for name, value in passed.items() if not name.isupper()},

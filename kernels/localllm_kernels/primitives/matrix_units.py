@@ -73,6 +73,12 @@ def pairs_of(four):
 
 
 @triton.jit
+def two_as_four(low, high):
+    """The inverse of `pairs_of`."""
+    return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
+
+
+@triton.jit
 def _pack(first, second, dtype: tl.constexpr):
     """Two float32 as 16-bit floats in int32."""
     low = first.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
@@ -131,7 +137,7 @@ def multiply_fours(x, y, dtype: tl.constexpr, PTX: tl.constexpr):
     high = _pack(
         first_of(b, dtype) * first_of(d, dtype), second_of(b, dtype) * second_of(d, dtype), dtype
     )
-    return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
+    return two_as_four(low, high)
 
 
 @triton.jit
