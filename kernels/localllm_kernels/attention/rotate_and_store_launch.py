@@ -42,6 +42,12 @@ def _store_row(
             tl.store(at, to_e4m3(codes), mask=inside)
 
 
+@triton.jit
+def _row_of(slot, kv_head, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr):
+    block = slot // CACHE_BLOCK * KV_HEADS + kv_head
+    return block * CACHE_BLOCK + slot % CACHE_BLOCK
+
+
 @triton.jit(do_not_specialize=["num_stored"])
 def _rotate_and_store_kernel(
     qkv_ptr,
@@ -57,6 +63,9 @@ def _rotate_and_store_kernel(
     key_means_ptr,
     key_factors_ptr,
     key_feedback_ptr,
+    newest_key_ptr,
+    newest_value_ptr,
+    newest_slots_ptr,
     slots_ptr,
     num_stored,
     eps,
@@ -68,6 +77,7 @@ def _rotate_and_store_kernel(
     HAS_VALUES: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
     HAS_MEANS: tl.constexpr,
+    HAS_NEWEST: tl.constexpr,
     KIND: tl.constexpr,
     ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -85,14 +95,15 @@ def _rotate_and_store_kernel(
         start = qkv_ptr + (token * (HEADS + KV_HEADS) + own) * HEAD_DIM
     if not is_query and token >= num_stored:
         return
-    kv_row = tl.zeros([], tl.int64)
+    kv_row, newest_row = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     if not is_query:
         kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
         slot = tl.load(slots_ptr + token)
         if slot < 0:
             return
-        block = slot // CACHE_BLOCK * KV_HEADS + kv_head
-        kv_row = block * CACHE_BLOCK + slot % CACHE_BLOCK
+        kv_row = _row_of(slot, kv_head, KV_HEADS, CACHE_BLOCK)
+        if HAS_NEWEST:
+            newest_row = _row_of(tl.load(newest_slots_ptr + token), kv_head, KV_HEADS, CACHE_BLOCK)
     # Sums and products are in float32, and rounded where torch's operators round.
     x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     if is_value:
@@ -103,6 +114,8 @@ def _rotate_and_store_kernel(
             store_value(x, value_ptr, value_scales_ptr, kv_row, columns, HEAD_DIM, ROTATED)
         else:
             _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        if HAS_NEWEST:
+            _store_row(x, newest_value_ptr, qkv_ptr, newest_row, columns, inside, HEAD_DIM, 0)
         return
     # The other of each pair: first + half, or second - half.
     is_first = columns < HALF
@@ -136,6 +149,8 @@ def _rotate_and_store_kernel(
             if HAS_MEANS:
                 rounded -= tl.load(key_means_ptr + its + columns, mask=inside, other=0.0)
             _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        if HAS_NEWEST:
+            _store_row(rounded, newest_key_ptr, qkv_ptr, newest_row, columns, inside, HEAD_DIM, 0)
 
 
 def rotate_and_store(
@@ -153,28 +168,16 @@ def rotate_and_store(
     newest_slots: Tensor | None = None,
 ) -> Tensor:
     """See rotate_and_store_reference."""
-    if cache is not None and cache.newest is not None and newest_slots is not None:
-        rotate_and_store(
-            qkv,
-            cos,
-            sin,
-            cache.newest,
-            newest_slots,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            eps=eps,
-            has_values=has_values,
-            norms_values=norms_values,
-        )
     qkv = qkv.contiguous()
     num_tokens, all_heads, head_dim = qkv.shape
     _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape
     heads = all_heads - (2 if has_values else 1) * kv_heads
     query = qkv.new_empty(num_tokens, heads, head_dim)
-    pointers, coding, means = 4 * (qkv,), None, None
+    pointers, coding, means, newest = 4 * (qkv,), None, None, None
     num_written = 2 * kv_heads
     if cache is not None:
         pointers, coding, means = cache_pointers(cache), cache.coding, cache.key_means
+        newest = None if newest_slots is None else cache.newest
         if coding is not None:
             key, value, *scales = pointers
             pointers = key, value, scales[0].view(torch.int16), scales[1].view(torch.int16)
@@ -191,6 +194,9 @@ def rotate_and_store(
         present(means if coding is None else coding.means, qkv),
         qkv if coding is None else coding.factors,
         qkv if coding is None else coding.feedback,
+        qkv if newest is None else newest.key,
+        qkv if newest is None else newest.value,
+        present(newest_slots, slot_mapping),
         slot_mapping,
         slot_mapping.shape[0],
         eps,
@@ -202,6 +208,7 @@ def rotate_and_store(
         HAS_VALUES=has_values,
         NORMS_VALUES=norms_values,
         HAS_MEANS=means is not None,
+        HAS_NEWEST=newest is not None,
         KIND=KINDS["plain"] if cache is None else cache_kind(cache),
         ROTATED=rotation_size(head_dim),
         BLOCK=triton.next_power_of_2(head_dim),
@@ -226,6 +233,7 @@ class _Example:
         stored = kv_heads * (2 if self.has_own_values else 1)
         shape = 2, kv_heads, 16, self.head_dim
         cache = example_cache(shape, CODES.get(self.kind, bf16))
+        newest = None if cache.coding is None else example_cache(shape, bf16)
         means = torch.empty(kv_heads, self.head_dim) if self.has_means else None
         angles = torch.empty(1, self.head_dim // 2)
         norm = torch.empty(self.head_dim, dtype=self.norm_type) if self.heads else None
@@ -233,13 +241,14 @@ class _Example:
             torch.empty(1, self.heads + stored, self.head_dim, dtype=bf16),
             angles,
             angles,
-            replace(cache, key_means=means),
+            replace(cache, key_means=means, newest=newest),
             torch.zeros(1, dtype=torch.int64),
             query_norm=norm,
             key_norm=norm,
             eps=1e-6,
             has_values=self.has_own_values,
             norms_values=bool(self.heads) and not self.has_own_values,
+            newest_slots=None if newest is None else torch.zeros(1, dtype=torch.int64),
         )
 
 
