@@ -27,7 +27,7 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
     qkv = on.values(rows, spec.num_heads + stored, dim)
     angles = 6 * torch.rand(rows, dim // 2, device=on.device)
     if spec.values_are_keys:
-        # Key and value are written to the same memory, in any order: they have to be equal.
+        # Key and value are in the same memory: they have to be equal.
         angles.zero_()
     cos, sin = angles.cos(), angles.sin()
     norm = None
@@ -76,8 +76,8 @@ def rotation(on: Setting, rows: int, spec: AttentionSpec) -> OperatorCase:
         pairs = ((found.key, exact.key), (found.value, exact.value))
         return max(furthest, *(distance(written_of(a), written_of(b), unit) for a, b in pairs))
 
-    # Values that are keys are written twice, to the same memory.
-    written = 2 * rows * kv_heads * row_bytes(dim, sizes.kv_dtype) if has_own else 0
+    count = 0 if not has_own else 1 if spec.values_are_keys else 2
+    written = count * rows * kv_heads * row_bytes(dim, sizes.kv_dtype)
     moved = (qkv.numel() + rows * spec.num_heads * dim) * qkv.itemsize + written
     found = on.case(
         Piece.ROTATION,

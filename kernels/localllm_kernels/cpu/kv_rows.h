@@ -92,7 +92,7 @@ INLINE void write_key(const KVCache *c, int64_t row, int64_t at, const float *x)
   else write_row(c, c->keys, c->key_scales, row, x);
 }
 INLINE void write_value(const KVCache *c, int64_t row, int64_t at, const float *x) {
-  if (c->kind == KV_INT4 && c->values == c->keys) return;
+  if (c->values == c->keys) return; /* it is there already */
   if (c->kind == KV_INT4) write_value4(c, row, at, x);
   else if (c->is_turned) write_turned_value(c, row, at, x);
   else write_row(c, c->values, c->value_scales, row, x);
