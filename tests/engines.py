@@ -240,7 +240,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         torch.device("cpu"),
         SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
         codings=plain_codings(model) if kv_dtype == FOUR_BITS else (),
-        newest_dtype=model.embedding.dtype,
+        uncoded_dtype=model.embedding.dtype,
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
     pooler = Pooler(model) if limits.pools else None

@@ -108,7 +108,7 @@ class Batch:
         return self
 
     @property
-    def newest_tables(self) -> torch.Tensor | None:
+    def uncoded_tables(self) -> torch.Tensor | None:
         """Block tables of own keys, without the blocks that no query reads."""
         if not self.has_own:
             return None
@@ -126,11 +126,11 @@ class Batch:
             coding = drawn_coding(kv_heads, head_dim, values_are_keys=are_same)
             coding = coding.to(self.key_cache.device)
         key, key_scales = self._stored(self.key_cache, coding, are_keys=True)
-        newest = KVCache(self.key_cache, self.value_cache) if self.has_own else None
+        uncoded = KVCache(self.key_cache, self.value_cache) if self.has_own else None
         if are_same:
-            return KVCache(key, key, key_scales, key_scales, coding=coding, newest=newest)
+            return KVCache(key, key, key_scales, key_scales, coding=coding, uncoded=uncoded)
         value, value_scales = self._stored(self.value_cache, coding, are_keys=False)
-        rows = KVCache(key, value, key_scales, value_scales, coding=coding, newest=newest)
+        rows = KVCache(key, value, key_scales, value_scales, coding=coding, uncoded=uncoded)
         return turned(rows) if self.is_turned else rows
 
     def _stored(
@@ -174,11 +174,11 @@ class Batch:
             positions = torch.arange(length - len(query), length, device=query.device)[:, None]
             keys = torch.arange(length, device=query.device)
             is_own = torch.zeros_like(keys > positions)
-            if cache.newest is not None:
+            if cache.uncoded is not None:
                 is_own = keys // OWN_KEYS == positions // OWN_KEYS
                 own_key, own_value = (
                     x[self.block_tables[i].long()].double().transpose(1, 2).flatten(0, 1)[:length]
-                    for x in (cache.newest.key, cache.newest.value)
+                    for x in (cache.uncoded.key, cache.uncoded.value)
                 )
                 own_key, own_value = (x.repeat_interleave(group, 1) for x in (own_key, own_value))
                 own = torch.einsum("qhd,khd->hqk", query, own_key) * scale
@@ -195,7 +195,7 @@ class Batch:
             # A query that sees nothing gives zeros.
             weights = scores.softmax(-1).nan_to_num(0.0)[..., :length]
             found = torch.einsum("hqk,khd->qhd", weights * ~is_own, value[..., : self.value_dim])
-            if cache.newest is not None:
+            if cache.uncoded is not None:
                 own_value = own_value[..., : self.value_dim]
                 found += torch.einsum("hqk,khd->qhd", weights * is_own, own_value)
             out.append(found)
@@ -223,7 +223,7 @@ class Batch:
             scale=self.scale,
             window=window,
             value_dim=self.value_dim,
-            newest_tables=None if self.newest_tables is None else self.newest_tables[part],
+            uncoded_tables=None if self.uncoded_tables is None else self.uncoded_tables[part],
         )
 
     def attend_chunk(

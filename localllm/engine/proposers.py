@@ -110,6 +110,6 @@ def _assistant_drafter(
         for plan in found.architecture.layers
     )
     longest = loaded.plan.max_model_len
-    seen = PagedKVCache(kv_cache.stacks, places, newest=kv_cache.newest)
+    seen = PagedKVCache(kv_cache.stacks, places, uncoded=kv_cache.uncoded)
     runner = make_runner(own, seen, scheduling, longest, taps=[found.own_tap])
     return AssistantDrafter(runner, found.taps, longest)

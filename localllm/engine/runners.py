@@ -28,7 +28,7 @@ def allocate(
         turns_keys=loaded.model.ops.traits.turns_keys,
         codings=loaded.codings,
         key_means=key_means(loaded.model, loaded.kv_dtype),
-        newest_dtype=loaded.dtype,
+        uncoded_dtype=loaded.dtype,
     )
 
 

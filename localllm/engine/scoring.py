@@ -46,7 +46,7 @@ class WindowScorer:
             turns_keys=model.ops.traits.turns_keys,
             codings=codings,
             key_means=key_means(model, dtype),
-            newest_dtype=model.embedding.dtype,
+            uncoded_dtype=model.embedding.dtype,
         )
 
     @torch.inference_mode()

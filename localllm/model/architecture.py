@@ -37,8 +37,8 @@ def layer_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same kind of state, by index. `coded`: of a group for the newest rows of
-    another one, that group's index.
+    """Layers that keep the same kind of state, by index. `coded`: of a group for uncoded rows, the
+    index of the one with their codes.
     """
 
     state: KVState
@@ -179,7 +179,7 @@ class Architecture:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers grouped by state: layers with the same needs share a group. Those for newest
+        """The layers grouped by state: layers with the same needs share a group. Those for uncoded
         rows are the last ones.
         """
         found: dict[KVState, list[int]] = {}

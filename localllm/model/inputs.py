@@ -14,18 +14,18 @@ class GroupTables:
 
     slot_mapping: Tensor  # int64 [num_tokens], slot of each new token's key and value
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
-    # Where the newest ones are, if those have a group of their own.
-    newest: "GroupTables | None" = None
+    # Where they are uncoded, in another group.
+    uncoded: "GroupTables | None" = None
 
     @property
-    def newest_slots(self) -> Tensor | None:
+    def uncoded_slots(self) -> Tensor | None:
         """As `slot_mapping`."""
-        return None if self.newest is None else self.newest.slot_mapping
+        return None if self.uncoded is None else self.uncoded.slot_mapping
 
     @property
-    def newest_tables(self) -> Tensor | None:
+    def uncoded_tables(self) -> Tensor | None:
         """As `block_tables`."""
-        return None if self.newest is None else self.newest.block_tables
+        return None if self.uncoded is None else self.uncoded.block_tables
 
 
 @dataclass(frozen=True, slots=True)

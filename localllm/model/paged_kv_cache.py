@@ -26,14 +26,14 @@ class PagedKVCache:
 
     `stacks` has one entry per group; its tensors have the group's layers as their first dimension.
     `places`: each layer's group and its place in it, see `Architecture.cache_places`. `recurrent`:
-    for each layer that is a recurrence, by index, what it keeps of every slot. `newest`: of each
-    group, that for its newest rows, if there is one.
+    for each layer that is a recurrence, by index, what it keeps of every slot. `uncoded`: of each
+    group, that for its uncoded rows, if there is one.
     """
 
     stacks: tuple[KVCache, ...]
     places: tuple[tuple[int, int] | None, ...]
     recurrent: Mapping[int, StateCache] = field(default_factory=dict)
-    newest: Mapping[int, int] = field(default_factory=dict)
+    uncoded: Mapping[int, int] = field(default_factory=dict)
 
     def layer(self, index: int) -> KVCache | None:
         """The cache of one layer, None if it has none."""
@@ -45,9 +45,9 @@ class PagedKVCache:
         place = self.places[layer]
         if place is None:
             return None
-        newest = self.newest.get(place[0])
+        uncoded = self.uncoded.get(place[0])
         own = of_groups[place[0]]
-        return own if newest is None else replace(own, newest=of_groups[newest])
+        return own if uncoded is None else replace(own, uncoded=of_groups[uncoded])
 
     def num_blocks(self, group: int) -> int:
         """Blocks of a group, including the null block."""
@@ -71,18 +71,18 @@ class PagedKVCache:
         turns_keys: bool = False,
         codings: Sequence[KeyCoding] = (),
         key_means: Sequence[Tensor | None] = (),
-        newest_dtype: torch.dtype = torch.bfloat16,
+        uncoded_dtype: torch.dtype = torch.bfloat16,
     ) -> "PagedKVCache":
         """Zeroed caches; `num_blocks`: of each cache group; `slots`: those of recurrences;
         `turns_keys`: see Traits; `codings`: of each group's keys in 4 bits, `key_means`: of those
-        in 8 bits, see key_means.py, both with a first dimension of layers; `newest_dtype`: of
-        groups for newest rows.
+        in 8 bits, see key_means.py, both with a first dimension of layers; `uncoded_dtype`: of
+        groups for uncoded rows.
         """
         groups = architecture.cache_groups
         stacks = [
             empty_cache(
                 (len(group.layers), count, group.state.num_heads, block_size, group.state.width),
-                dtype if group.coded is None else newest_dtype,
+                dtype if group.coded is None else uncoded_dtype,
                 device,
                 values_are_keys=group.state.values_are_keys,
                 turns_keys=turns_keys,
@@ -91,11 +91,11 @@ class PagedKVCache:
             )
             for i, (group, count) in enumerate(zip(groups, num_blocks, strict=True))
         ]
-        newest = {group.coded: i for i, group in enumerate(groups) if group.coded is not None}
-        for coded, own in newest.items():
-            stacks[coded] = replace(stacks[coded], newest=stacks[own])
+        uncoded = {group.coded: i for i, group in enumerate(groups) if group.coded is not None}
+        for coded, own in uncoded.items():
+            stacks[coded] = replace(stacks[coded], uncoded=stacks[own])
         recurrent = {} if slots is None else _recurrent_caches(architecture, slots, device)
-        return cls(tuple(stacks), architecture.cache_places, recurrent, newest)
+        return cls(tuple(stacks), architecture.cache_places, recurrent, uncoded)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a whole block in all layers of a group."""

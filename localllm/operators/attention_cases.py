@@ -109,7 +109,7 @@ def attention(
             query,
             cache,
             block_tables=tables,
-            newest_tables=None if cache.newest is None else tables,
+            uncoded_tables=None if cache.uncoded is None else tables,
             cu_seqlens_q=starts,
             seq_lens=keys,
             max_query_len=max(new),
@@ -151,11 +151,11 @@ def _filled(on: Setting, shape: tuple[int, ...], spec: AttentionSpec) -> KVCache
         by_token = each.transpose(1, 2).flatten(0, 1)
         for part in coded_rows(by_token, dtype, coding, are_keys=i == 0):
             parts.append(part.view(blocks, size, *part.shape[1:]).transpose(1, 2).contiguous())
-    newest = None
+    uncoded = None
     if coding is not None:
         plain = [each.to(on.sizes.dtype) for each in drawn]
-        newest = KVCache(plain[0], plain[-1])
-    return KVCache(parts[0], parts[-2], parts[1], parts[-1], coding=coding, newest=newest)
+        uncoded = KVCache(plain[0], plain[-1])
+    return KVCache(parts[0], parts[-2], parts[1], parts[-1], coding=coding, uncoded=uncoded)
 
 
 def _coding(on: Setting, spec: AttentionSpec) -> KeyCoding:

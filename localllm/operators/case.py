@@ -119,8 +119,8 @@ def widened(given: Any) -> Any:
             key = value = plain_rows(given.key, key_scales, given.coding, are_keys=True)
             if not given.values_are_keys:
                 value = plain_rows(given.value, value_scales, given.coding, are_keys=False)
-            newest = None if given.newest is None else widened(given.newest)
-            return KVCache(key, value, newest=newest)
+            uncoded = None if given.uncoded is None else widened(given.uncoded)
+            return KVCache(key, value, uncoded=uncoded)
         case KVCache():
             key = given.key.float()
             return KVCache(key, key if given.values_are_keys else given.value.float())

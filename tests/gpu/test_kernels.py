@@ -154,7 +154,7 @@ def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more:
         scale=batch.query.shape[2] ** -0.5,
         window=window,
         value_dim=batch.value_dim,
-        newest_tables=batch.newest_tables,
+        uncoded_tables=batch.uncoded_tables,
         **more,
     )
 

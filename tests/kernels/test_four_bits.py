@@ -157,7 +157,7 @@ class Context:
     cache: KVCache
     query: Tensor
     tables: Tensor
-    newest_tables: Tensor | None
+    uncoded_tables: Tensor | None
 
     @classmethod
     def drawn(
@@ -168,7 +168,7 @@ class Context:
         *,
         turns: bool,
         latent: bool = False,
-        newest: torch.dtype | None = None,
+        uncoded: torch.dtype | None = None,
         length: int = 150,
     ) -> "Context":
         heads = 1 if latent else HEADS
@@ -196,17 +196,17 @@ class Context:
             tables = torch.randperm(shape[0] - 1)[None].int() + 1
             return tables, tables[0, at // block_size].long() * block_size + at % block_size
 
-        (tables, slots), (newest_tables, newest_slots) = places(), places()
+        (tables, slots), (uncoded_tables, uncoded_slots) = places(), places()
         own = empty_cache(shape, FOUR_BITS, CPU, coding=coding, values_are_keys=latent)
         how: dict[str, Any] = {"has_values": not latent}
-        if newest is not None:
+        if uncoded is not None:
             more: dict[str, Any] = {"values_are_keys": latent}
-            kept = empty_cache(shape, newest, CPU, turns_keys=turns, **more)
+            kept = empty_cache(shape, uncoded, CPU, turns_keys=turns, **more)
             for part in (kept.key, kept.value):
                 part[1:] = torch.nan
-            cache = replace(cache, newest=kept)
-            own = replace(own, newest=empty_cache(shape, newest, CPU, **more))
-            how["newest_slots"] = newest_slots
+            cache = replace(cache, uncoded=kept)
+            own = replace(own, uncoded=empty_cache(shape, uncoded, CPU, **more))
+            how["uncoded_slots"] = uncoded_slots
         rows = heads if latent else 2 * heads
         qkv = torch.randn(length, 3 * heads + rows, head_dim)
         angles = torch.outer(at.float(), 10.0 ** -torch.linspace(0, 3, head_dim // 2))
@@ -219,15 +219,15 @@ class Context:
         for found, exact in ((cache.rows.key, own.key), (cache.rows.value, own.value)):
             stored = [each.transpose(1, 2).flatten(0, 1)[slots] for each in (found, exact)]
             assert (stored[0] != stored[1]).float().mean() < 1e-3
-        return cls(cache, query, tables, None if newest is None else newest_tables)
+        return cls(cache, query, tables, None if uncoded is None else uncoded_tables)
 
     def attend(self, attention: Callable[..., Tensor], first: int, last: int, **how: Any) -> Tensor:
         """The outputs of queries `first` to `last`."""
-        if self.newest_tables is not None:
+        if self.uncoded_tables is not None:
             # Blocks that no query reads are not the request's any more.
-            how["newest_tables"] = self.newest_tables.clone()
+            how["uncoded_tables"] = self.uncoded_tables.clone()
             gone = first // OWN_KEYS * OWN_KEYS // self.cache.key.shape[2]
-            how["newest_tables"][:, :gone] = 0
+            how["uncoded_tables"][:, :gone] = 0
         return attention(
             self.query[first:last].contiguous(),
             self.cache,
@@ -258,10 +258,10 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def test_c_joins_stretches_and_the_newest_keys_alike(ops: CpuOps) -> None:
+def test_c_joins_stretches_and_the_uncoded_keys_alike(ops: CpuOps) -> None:
     """Threads share the stretches of few queries, of which one alone takes all for many."""
     torch.manual_seed(0)
-    context = Context.drawn(ops, 64, turns=True, newest=torch.bfloat16, length=2300)
+    context = Context.drawn(ops, 64, turns=True, uncoded=torch.bfloat16, length=2300)
     sinks = torch.linspace(-1, 1, 3 * HEADS)
     whole = context.attend(ops.paged_attention, 0, 2300, sinks=sinks)
     rows = replace(context, cache=context.cache.rows)
@@ -272,18 +272,18 @@ def test_c_joins_stretches_and_the_newest_keys_alike(ops: CpuOps) -> None:
         assert torch.equal(found, whole[first:last])
 
 
-@pytest.mark.parametrize("newest", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("uncoded", [None, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "how", WAYS, ids=["all", "window", "short window", "cap and sinks", "hidden"]
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda each: str(each["head_dim"]))
 def test_c_attends_over_4_bits_alike_in_any_chunk(
-    ops: CpuOps, shape: dict[str, Any], how: dict[str, Any], newest: torch.dtype | None
+    ops: CpuOps, shape: dict[str, Any], how: dict[str, Any], uncoded: torch.dtype | None
 ) -> None:
     if shape.get("latent") and "sinks" in how:
         pytest.skip("no family has latent rows and sinks")
     torch.manual_seed(shape["head_dim"])
-    context = Context.drawn(ops, newest=newest, **shape)
+    context = Context.drawn(ops, uncoded=uncoded, **shape)
     whole = context.attend(ops.paged_attention, 0, 150, **how)
     rows = replace(context, cache=context.cache.rows)
     exact = rows.attend(paged_attention_reference, 0, 150, **how)

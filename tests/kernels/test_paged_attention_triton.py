@@ -65,7 +65,7 @@ def decoded(
             window=window,
             num_hidden=num_hidden,
             value_dim=batch.value_dim,
-            newest_tables=batch.newest_tables,
+            uncoded_tables=batch.uncoded_tables,
             num_splits=num_splits,
         )
     memory.check()
@@ -312,7 +312,7 @@ def check_prefill(
             scale=0.3,
             window=window,
             value_dim=batch.value_dim,
-            newest_tables=batch.newest_tables,
+            uncoded_tables=batch.uncoded_tables,
             num_splits=num_splits,
         )
     memory.check()

@@ -168,8 +168,8 @@ def test_keys_and_values_in_4_bits(head_dim: int, has_own_values: bool) -> None:
     qkv[7, -1, 1], qkv[8, heads, 0] = torch.inf, torch.nan
     angles = torch.zeros(rows, head_dim // 2)
     slots = torch.randperm(64)[:rows] + 16
-    newest_slots = torch.randperm(64)[:rows] + 16
-    slots[3] = newest_slots[3] = -1
+    uncoded_slots = torch.randperm(64)[:rows] + 16
+    slots[3] = uncoded_slots[3] = -1
 
     def run(operator: Any, memory: GuardedMemory) -> KVCache:
         shape = 5, kv_heads, 16, head_dim
@@ -184,11 +184,11 @@ def test_keys_and_values_in_4_bits(head_dim: int, has_own_values: bool) -> None:
         plain = empty_cache(
             shape, torch.float32, torch.device("cpu"), values_are_keys=not has_own_values
         )
-        newest_key, newest_value = memory.guarded(plain.key), memory.guarded(plain.value)
-        newest = KVCache(newest_key, newest_value if has_own_values else newest_key)
-        cache = replace(cache, key=key, value=value if has_own_values else key, newest=newest)
+        uncoded_key, uncoded_value = memory.guarded(plain.key), memory.guarded(plain.value)
+        uncoded = KVCache(uncoded_key, uncoded_value if has_own_values else uncoded_key)
+        cache = replace(cache, key=key, value=value if has_own_values else key, uncoded=uncoded)
         arguments = angles.cos(), angles.sin(), cache, slots
-        how = {"has_values": has_own_values, "newest_slots": newest_slots}
+        how = {"has_values": has_own_values, "uncoded_slots": uncoded_slots}
         operator(memory.guarded(qkv), *arguments, **how)
         return cache
 
@@ -196,10 +196,10 @@ def test_keys_and_values_in_4_bits(head_dim: int, has_own_values: bool) -> None:
         found = run(rotate_and_store, memory)
     memory.check()
     expected = run(rotate_and_store_reference, GuardedMemory())
-    assert found.newest is not None
-    assert expected.newest is not None
+    assert found.uncoded is not None
+    assert expected.uncoded is not None
     for part in ("key", "value"):
-        rows, right = (getattr(each, part) for each in (found.newest, expected.newest))
+        rows, right = (getattr(each, part) for each in (found.uncoded, expected.uncoded))
         is_finite = right.isfinite().all(-1)
         torch.testing.assert_close(rows[is_finite], right[is_finite])
         assert not rows[~is_finite].isfinite().all(-1).any()

@@ -51,17 +51,17 @@ class Example:
             CODES.get(self.kind, dtype),
             values_are_keys=self.value_dim is not None,
         )
-        tables, newest_tables = torch.zeros(1, 64, dtype=torch.int32), None
+        tables, uncoded_tables = torch.zeros(1, 64, dtype=torch.int32), None
         if cache.coding is not None:
             shape, same = (65, kv_heads, 16, self.head_dim), self.value_dim is not None
-            newest = example_cache(shape, dtype, values_are_keys=same)
-            cache, newest_tables = replace(cache, newest=newest), tables
+            uncoded = example_cache(shape, dtype, values_are_keys=same)
+            cache, uncoded_tables = replace(cache, uncoded=uncoded), tables
         call(
             torch.empty(count, heads, self.head_dim, dtype=dtype),
             cache,
             workspace,
             block_tables=tables,
-            newest_tables=newest_tables,
+            uncoded_tables=uncoded_tables,
             cu_seqlens_q=torch.zeros(2, dtype=torch.int32),
             seq_lens=torch.zeros(1, dtype=torch.int64),
             max_query_len=count,

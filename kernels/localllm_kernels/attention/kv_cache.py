@@ -35,8 +35,8 @@ class KVCache:
     Scales: [num_blocks, num_kv_heads, block_size], float32, or bfloat16 in 4 bits; None where the
     values are plain. `coding`: of keys in 4 bits, whose last dimension is half of head_dim.
     `key_means`: float32 [num_kv_heads, head_dim], which keys in 8 bits are stored without; no score
-    is compared with anything but those of other keys then. `newest`: of keys in 4 bits, where those
-    are as they were, of which a query meets its own, see OWN_KEYS; it has tables of its own.
+    is compared with anything but those of other keys then. `uncoded`: beside 4 bits, keys and values
+    as they were, of which a query meets its own, see OWN_KEYS; it has block tables of its own.
 
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
     them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
@@ -53,7 +53,7 @@ class KVCache:
     is_turned: bool = False
     coding: KeyCoding | None = None
     key_means: Tensor | None = None
-    newest: "KVCache | None" = None
+    uncoded: "KVCache | None" = None
 
     @property
     def head_dim(self) -> int:
@@ -75,7 +75,7 @@ class KVCache:
             value_scales=None if self.value_scales is None else self.value_scales[index],
             coding=None if self.coding is None else self.coding.layer(index),
             key_means=None if self.key_means is None else self.key_means[index],
-            newest=None if self.newest is None else self.newest.layer(index),
+            uncoded=None if self.uncoded is None else self.uncoded.layer(index),
         )
 
     @property
@@ -89,9 +89,9 @@ class KVCache:
             eights = self.key.reshape(*outer, width // 4, size, 4).transpose(-2, -3)
             key = pack_halves(torch.cat((eights & 15, eights >> 4), dim=-1).flatten(-2))
             fours = self.value.reshape(*outer, size // 4, width, 4).transpose(-1, -2)
-            newest = None if self.newest is None else self.newest.rows
+            uncoded = None if self.uncoded is None else self.uncoded.rows
             return replace(
-                self, key=key, value=fours.reshape(shape), is_turned=False, newest=newest
+                self, key=key, value=fours.reshape(shape), is_turned=False, uncoded=uncoded
             )
         if self.key.dtype == torch.float32:
             key, value = self.key.reshape(*outer, width, size).transpose(-1, -2), self.value

@@ -38,13 +38,13 @@ def over_all_keys(
     out = query.new_empty(num_tokens, heads, value_dim) if out is None else out
     if len(how["seq_lens"]) == 0:
         return out
-    tables = how.get("newest_tables")
-    if cache.newest is None or tables is None:
+    tables = how.get("uncoded_tables")
+    if cache.uncoded is None or tables is None:
         launch(cache, how, num_splits, out, None, ALL_KEYS)
         return out
     own = workspace.own(num_tokens * heads * (value_dim + 4))
     # Sinks count once.
-    launch(cache.newest, {**how, "block_tables": tables, "sinks": None}, 1, out, own, OWN_ONLY)
+    launch(cache.uncoded, {**how, "block_tables": tables, "sinks": None}, 1, out, own, OWN_ONLY)
     launch(cache, how, num_splits, out, own, OTHER_KEYS)
     return out
 

@@ -44,7 +44,7 @@ class AttentionArguments(TypedDict):
     [num_seqs + 1], where each request's queries start; `seq_lens`: [num_seqs], keys of each request
     including its new tokens; `max_query_len`: the most new tokens of a request, by which some
     kernels choose their tiles; `sinks`: [num_heads]; `value_dim`: how many of a value's numbers are
-    wanted, the first ones; None: all; `newest_tables`: block tables of `cache.newest`.
+    wanted, the first ones; None: all; `uncoded_tables`: block tables of `cache.uncoded`.
     """
 
     block_tables: Tensor
@@ -57,7 +57,7 @@ class AttentionArguments(TypedDict):
     sinks: NotRequired[Tensor | None]
     num_hidden: NotRequired[int]
     value_dim: NotRequired[int | None]
-    newest_tables: NotRequired[Tensor | None]
+    uncoded_tables: NotRequired[Tensor | None]
 
 
 def paged_attention_reference(
@@ -69,7 +69,7 @@ def paged_attention_reference(
     request are padding, and zero in the result.
     """
     block_tables, seq_lens = how["block_tables"], how["seq_lens"]
-    newest_tables = how.get("newest_tables")
+    uncoded_tables = how.get("uncoded_tables")
     out = query.new_zeros(*query.shape[:2], how.get("value_dim") or query.shape[2])
     starts, lengths = how["cu_seqlens_q"].tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
@@ -88,7 +88,7 @@ def paged_attention_reference(
             cache,
             how,
             block_tables=block_tables[single],
-            newest_tables=None if newest_tables is None else newest_tables[single],
+            uncoded_tables=None if uncoded_tables is None else uncoded_tables[single],
             positions=positions,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
@@ -108,7 +108,7 @@ def paged_attention_reference(
                 cache,
                 how,
                 block_tables=block_tables[i : i + 1],
-                newest_tables=None if newest_tables is None else newest_tables[i : i + 1],
+                uncoded_tables=None if uncoded_tables is None else uncoded_tables[i : i + 1],
                 positions=positions,
                 max_position=low + count - 1,
                 min_position=low,
@@ -122,7 +122,7 @@ def _attend(
     how: AttentionArguments,
     *,
     block_tables: Tensor,
-    newest_tables: Tensor | None,
+    uncoded_tables: Tensor | None,
     positions: Tensor,
     max_position: int,
     min_position: int,
@@ -157,10 +157,10 @@ def _attend(
     keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
     scores = torch.matmul(packed, key.transpose(-1, -2))
-    if cache.newest is not None and newest_tables is not None:
-        is_newest = keys // OWN_KEYS == row_positions // OWN_KEYS
-        key, newest_value = (x.view(shape) for x in _gather(cache.newest, newest_tables, *span))
-        scores = torch.where(is_newest, torch.matmul(packed, key.transpose(-1, -2)), scores)
+    if cache.uncoded is not None and uncoded_tables is not None:
+        is_uncoded = keys // OWN_KEYS == row_positions // OWN_KEYS
+        key, uncoded_value = (x.view(shape) for x in _gather(cache.uncoded, uncoded_tables, *span))
+        scores = torch.where(is_uncoded, torch.matmul(packed, key.transpose(-1, -2)), scores)
     if cap is not None:
         scores = capped(scores, cap)
     hidden = (keys > row_positions) | (keys < num_hidden)
@@ -178,9 +178,9 @@ def _attend(
         maximum = torch.maximum(maximum, sink)
     weights = scores.sub_(maximum).exp_()
     tile_sums = weights.sum(dim=-1, keepdim=True)
-    if cache.newest is not None and newest_tables is not None:
-        tile_outputs = torch.matmul(weights * is_newest, newest_value[..., :value_dim])
-        tile_outputs += torch.matmul(weights * ~is_newest, value[..., :value_dim])
+    if cache.uncoded is not None and uncoded_tables is not None:
+        tile_outputs = torch.matmul(weights * is_uncoded, uncoded_value[..., :value_dim])
+        tile_outputs += torch.matmul(weights * ~is_uncoded, value[..., :value_dim])
     else:
         tile_outputs = torch.matmul(weights, value[..., :value_dim])
     total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]

@@ -25,14 +25,15 @@ def rotate_and_store_reference(
     eps: float = 0.0,
     has_values: bool = True,
     norms_values: bool = False,
-    newest_slots: Tensor | None = None,
+    uncoded_slots: Tensor | None = None,
 ) -> Tensor:
     """The queries, [num_tokens, num_heads, head_dim].
 
     `qkv`: [num_tokens, num_heads + 2 · num_kv_heads, head_dim], without the last num_kv_heads if
     not `has_values` (keys are values then), and the queries alone without a `cache`; `cos`, `sin`:
     float32 [num_tokens, head_dim / 2]; `cache` is changed in place; norms: [head_dim] each, both or
-    neither. Rows after those of `slot_mapping` are padding. `newest_slots`: see store_kv_reference.
+    neither. Rows after those of `slot_mapping` are padding; `uncoded_slots`: those in
+    `cache.uncoded`.
     """
     kv_heads = 0 if cache is None else cache.key.shape[1]
     heads = qkv.shape[1] - (2 if has_values else 1) * kv_heads
@@ -47,5 +48,5 @@ def rotate_and_store_reference(
     if norms_values:
         value = rms_norm_reference(value, value.new_ones(value.shape[-1]), eps)
     key = apply_rotary_reference(key, cos, sin)
-    store_kv_reference(key, value, cache, slot_mapping, newest_slots)
+    store_kv_reference(key, value, cache, slot_mapping, uncoded_slots)
     return query

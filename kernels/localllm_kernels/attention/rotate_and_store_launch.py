@@ -63,9 +63,9 @@ def _rotate_and_store_kernel(
     key_means_ptr,
     key_factors_ptr,
     key_feedback_ptr,
-    newest_key_ptr,
-    newest_value_ptr,
-    newest_slots_ptr,
+    uncoded_key_ptr,
+    uncoded_value_ptr,
+    uncoded_slots_ptr,
     slots_ptr,
     num_stored,
     eps,
@@ -77,7 +77,7 @@ def _rotate_and_store_kernel(
     HAS_VALUES: tl.constexpr,
     NORMS_VALUES: tl.constexpr,
     HAS_MEANS: tl.constexpr,
-    HAS_NEWEST: tl.constexpr,
+    HAS_UNCODED: tl.constexpr,
     KIND: tl.constexpr,
     ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -95,15 +95,17 @@ def _rotate_and_store_kernel(
         start = qkv_ptr + (token * (HEADS + KV_HEADS) + own) * HEAD_DIM
     if not is_query and token >= num_stored:
         return
-    kv_row, newest_row = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    kv_row, uncoded_row = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     if not is_query:
         kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
         slot = tl.load(slots_ptr + token)
         if slot < 0:
             return
         kv_row = _row_of(slot, kv_head, KV_HEADS, CACHE_BLOCK)
-        if HAS_NEWEST:
-            newest_row = _row_of(tl.load(newest_slots_ptr + token), kv_head, KV_HEADS, CACHE_BLOCK)
+        if HAS_UNCODED:
+            uncoded_row = _row_of(
+                tl.load(uncoded_slots_ptr + token), kv_head, KV_HEADS, CACHE_BLOCK
+            )
     # Sums and products are in float32, and rounded where torch's operators round.
     x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     if is_value:
@@ -114,8 +116,8 @@ def _rotate_and_store_kernel(
             store_value(x, value_ptr, value_scales_ptr, kv_row, columns, HEAD_DIM, ROTATED)
         else:
             _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
-        if HAS_NEWEST:
-            _store_row(x, newest_value_ptr, qkv_ptr, newest_row, columns, inside, HEAD_DIM, 0)
+        if HAS_UNCODED:
+            _store_row(x, uncoded_value_ptr, qkv_ptr, uncoded_row, columns, inside, HEAD_DIM, 0)
         return
     # The other of each pair: first + half, or second - half.
     is_first = columns < HALF
@@ -149,8 +151,8 @@ def _rotate_and_store_kernel(
             if HAS_MEANS:
                 rounded -= tl.load(key_means_ptr + its + columns, mask=inside, other=0.0)
             _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
-        if HAS_NEWEST:
-            _store_row(rounded, newest_key_ptr, qkv_ptr, newest_row, columns, inside, HEAD_DIM, 0)
+        if HAS_UNCODED:
+            _store_row(rounded, uncoded_key_ptr, qkv_ptr, uncoded_row, columns, inside, HEAD_DIM, 0)
 
 
 def rotate_and_store(
@@ -165,7 +167,7 @@ def rotate_and_store(
     eps: float = 0.0,
     has_values: bool = True,
     norms_values: bool = False,
-    newest_slots: Tensor | None = None,
+    uncoded_slots: Tensor | None = None,
 ) -> Tensor:
     """See rotate_and_store_reference."""
     qkv = qkv.contiguous()
@@ -173,11 +175,11 @@ def rotate_and_store(
     _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape
     heads = all_heads - (2 if has_values else 1) * kv_heads
     query = qkv.new_empty(num_tokens, heads, head_dim)
-    pointers, coding, means, newest = 4 * (qkv,), None, None, None
+    pointers, coding, means, uncoded = 4 * (qkv,), None, None, None
     num_written = 2 * kv_heads
     if cache is not None:
         pointers, coding, means = cache_pointers(cache), cache.coding, cache.key_means
-        newest = None if newest_slots is None else cache.newest
+        uncoded = None if uncoded_slots is None else cache.uncoded
         if coding is not None:
             key, value, *scales = pointers
             pointers = key, value, scales[0].view(torch.int16), scales[1].view(torch.int16)
@@ -194,9 +196,9 @@ def rotate_and_store(
         present(means if coding is None else coding.means, qkv),
         qkv if coding is None else coding.factors,
         qkv if coding is None else coding.feedback,
-        qkv if newest is None else newest.key,
-        qkv if newest is None else newest.value,
-        present(newest_slots, slot_mapping),
+        qkv if uncoded is None else uncoded.key,
+        qkv if uncoded is None else uncoded.value,
+        present(uncoded_slots, slot_mapping),
         slot_mapping,
         slot_mapping.shape[0],
         eps,
@@ -208,7 +210,7 @@ def rotate_and_store(
         HAS_VALUES=has_values,
         NORMS_VALUES=norms_values,
         HAS_MEANS=means is not None,
-        HAS_NEWEST=newest is not None,
+        HAS_UNCODED=uncoded is not None,
         KIND=KINDS["plain"] if cache is None else cache_kind(cache),
         ROTATED=rotation_size(head_dim),
         BLOCK=triton.next_power_of_2(head_dim),
@@ -233,7 +235,7 @@ class _Example:
         stored = kv_heads * (2 if self.has_own_values else 1)
         shape = 2, kv_heads, 16, self.head_dim
         cache = example_cache(shape, CODES.get(self.kind, bf16))
-        newest = None if cache.coding is None else example_cache(shape, bf16)
+        uncoded = None if cache.coding is None else example_cache(shape, bf16)
         means = torch.empty(kv_heads, self.head_dim) if self.has_means else None
         angles = torch.empty(1, self.head_dim // 2)
         norm = torch.empty(self.head_dim, dtype=self.norm_type) if self.heads else None
@@ -241,14 +243,14 @@ class _Example:
             torch.empty(1, self.heads + stored, self.head_dim, dtype=bf16),
             angles,
             angles,
-            replace(cache, key_means=means, newest=newest),
+            replace(cache, key_means=means, uncoded=uncoded),
             torch.zeros(1, dtype=torch.int64),
             query_norm=norm,
             key_norm=norm,
             eps=1e-6,
             has_values=self.has_own_values,
             norms_values=bool(self.heads) and not self.has_own_values,
-            newest_slots=None if newest is None else torch.zeros(1, dtype=torch.int64),
+            uncoded_slots=None if uncoded is None else torch.zeros(1, dtype=torch.int64),
         )
 
 

@@ -14,15 +14,15 @@ def store_kv_reference(
     value: Tensor,
     cache: KVCache,
     slot_mapping: Tensor,
-    newest_slots: Tensor | None = None,
+    uncoded_slots: Tensor | None = None,
 ) -> None:
     """Store the first `len(slot_mapping)` rows; any rows after them are padding.
 
     `key`, `value`: [num_tokens, num_kv_heads, head_dim]; `cache` is changed in place; rows are
-    rounded to its dtype; `slot_mapping`: int64; `newest_slots`: those in `cache.newest`.
+    rounded to its dtype; `slot_mapping`: int64; `uncoded_slots`: those in `cache.uncoded`.
     """
-    if cache.newest is not None and newest_slots is not None:
-        store_kv_reference(key, value, cache.newest, newest_slots)
+    if cache.uncoded is not None and uncoded_slots is not None:
+        store_kv_reference(key, value, cache.uncoded, uncoded_slots)
     num_tokens, (_, kv_heads, block_size, width) = slot_mapping.shape[0], cache.key.shape
     is_stored = slot_mapping >= 0
     slot_mapping = slot_mapping[is_stored]

@@ -106,15 +106,15 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
 }
 
 /* Adds the part of the queries' own keys to that of the others, and both to the sinks. */
-static void join_newest(const AttentionShape *s, const AttentionTask *task, const Part *others,
-                        const Part *newest, int64_t rows, int64_t dim) {
+static void join_uncoded(const AttentionShape *s, const AttentionTask *task, const Part *others,
+                        const Part *uncoded, int64_t rows, int64_t dim) {
   float memory[QUERY_ROWS * (MAX_DIM + 2)];
   const Part all = part_in(memory, rows);
   for (int64_t r = 0; r < rows; r++)
     turn_found(&s->cache, task->kv_head, others->total + r * dim, others->sum[r]);
   start_part(s, task, rows, dim, &all, 1);
   add_part(&all, others, rows, dim);
-  add_part(&all, newest, rows, dim);
+  add_part(&all, uncoded, rows, dim);
   memcpy(others->most, all.most, (size_t)part_floats(rows, dim) * sizeof(float));
 }
 
@@ -127,7 +127,7 @@ static void join_parts(const AttentionShape *s, const AttentionTask *task, float
   start_part(s, task, rows, dim, &all, !s->own_keys);
   for (int64_t i = 0; i < task->num_joined; i++) {
     const Part next = part_in(task[i].part, rows);
-    if (task[i].is_newest) join_newest(s, task, &all, &next, rows, dim);
+    if (task[i].is_uncoded) join_uncoded(s, task, &all, &next, rows, dim);
     else add_part(&all, &next, rows, dim);
   }
   finish_rows(s, task, &all, rows, dim, out);
@@ -159,11 +159,11 @@ void team_attention(const Team *team, const AttentionShape *s, const AttentionTa
       [KV_INT8] = {attend_int8, attend_int8_turned},
       [KV_FP8] = {attend_fp8, attend_fp8_turned},
       [KV_INT4] = {attend_int4, attend_int4_turned}};
-  AttentionShape newest = *s;
-  newest.cache = s->newest;
+  AttentionShape uncoded = *s;
+  uncoded.cache = s->uncoded;
   /* Tasks take different times, so a thread that is done takes the next one. */
   for (int64_t i; (i = team_next(team)) < count;) {
-    const AttentionShape *own = tasks[i].is_newest ? &newest : s;
+    const AttentionShape *own = tasks[i].is_uncoded ? &uncoded : s;
     attend_one[own->cache.kind][own->cache.is_turned](own, tasks + i, query, out);
   }
   team_meet(team);
@@ -180,17 +180,17 @@ INLINE int64_t stretches(int64_t rows, int64_t length) {
   return rows <= FEW_ROWS && length > STRETCH ? (length + STRETCH - 1) / STRETCH : 1;
 }
 
-AttentionTask *attention_tasks(Tables tables, Tables newest, const int32_t *starts,
+AttentionTask *attention_tasks(Tables tables, Tables uncoded, const int32_t *starts,
                                const int64_t *lengths, int64_t seqs, const AttentionShape *s,
                                int64_t *count) {
   const int64_t group = s->heads / s->cache.kv_heads, per_task = QUERY_ROWS / group;
-  const int64_t dim = up_to(s->cache.head_dim, LANES), has_newest = s->own_keys > 0;
+  const int64_t dim = up_to(s->cache.head_dim, LANES), has_uncoded = s->own_keys > 0;
   if (s->cache.head_dim > MAX_DIM || per_task < 1) return NULL;
   int64_t floats = 0;
   *count = 0;
   for (int64_t i = 0; i < seqs; i++) {
     const int64_t queries = starts[i + 1] - starts[i];
-    const int64_t parts = stretches(queries * group, lengths[i]) + has_newest;
+    const int64_t parts = stretches(queries * group, lengths[i]) + has_uncoded;
     *count += s->cache.kv_heads * ((queries + per_task - 1) / per_task) * parts;
     if (parts > 1) floats += s->cache.kv_heads * parts * part_floats(queries * group, dim);
   }
@@ -200,7 +200,7 @@ AttentionTask *attention_tasks(Tables tables, Tables newest, const int32_t *star
   float *memory = (float *)(tasks + *count + 1);
   for (int64_t i = 0; i < seqs; i++) {
     const int64_t queries = starts[i + 1] - starts[i];
-    const int64_t shared = stretches(queries * group, lengths[i]), parts = shared + has_newest;
+    const int64_t shared = stretches(queries * group, lengths[i]), parts = shared + has_uncoded;
     for (int64_t head = 0; head < s->cache.kv_heads; head++)
       for (int64_t q = 0; q < queries; q += per_task) {
         const int64_t taken = queries - q < per_task ? queries - q : per_task;
@@ -208,10 +208,10 @@ AttentionTask *attention_tasks(Tables tables, Tables newest, const int32_t *star
           *next = (AttentionTask){.table = tables.blocks + i * tables.max_blocks,
                                   .kv_head = head, .first_query = starts[i] + q,
                                   .num_queries = taken, .first_position = lengths[i] - queries + q,
-                                  .stretch = shared > 1 ? n : -1, .is_newest = n == shared,
+                                  .stretch = shared > 1 ? n : -1, .is_uncoded = n == shared,
                                   .num_joined = parts > 1 && n == 0 ? parts : 0};
           if (n == shared) {
-            next->table = newest.blocks + i * newest.max_blocks, next->stretch = -1;
+            next->table = uncoded.blocks + i * uncoded.max_blocks, next->stretch = -1;
           }
           if (parts > 1) next->part = memory, memory += part_floats(taken * group, dim);
         }
@@ -235,11 +235,11 @@ static void attend_all(const Team *team, void *arguments) {
 
 /* Returns 1 if there are no tasks; see attention_tasks. */
 int paged_attention(const AttentionShape *s, const float *query, const int32_t *tables,
-                    int64_t max_blocks, const int32_t *newest, int64_t max_newest,
+                    int64_t max_blocks, const int32_t *uncoded, int64_t max_uncoded,
                     const int32_t *starts, const int64_t *lengths, float *out, int64_t seqs,
                     int64_t threads) {
   int64_t count;
-  const Tables own = {tables, max_blocks}, other = {newest, max_newest};
+  const Tables own = {tables, max_blocks}, other = {uncoded, max_uncoded};
   AttentionTask *tasks = attention_tasks(own, other, starts, lengths, seqs, s, &count);
   if (!tasks) return 1;
   run_team(threads, attend_all, &(Attention){s, tasks, count, query, out});

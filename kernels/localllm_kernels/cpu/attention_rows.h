@@ -51,7 +51,7 @@ INLINE int64_t up_to(int64_t i, int64_t multiple) { return (i + multiple - 1) / 
 INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
   int64_t start = s->window ? task->first_position - s->window + 1 : 0;
   int64_t end = task->first_position + task->num_queries;
-  if (s->own_keys && task->is_newest) {
+  if (s->own_keys && task->is_uncoded) {
     const int64_t own = down_to(task->first_position, s->own_keys);
     if (start < own) start = own;
   } else if (s->own_keys) {
@@ -186,7 +186,7 @@ INLINE void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
     int64_t oldest = s->window ? position - s->window + 1 : 0, end = position + 1;
     if (s->own_keys) {
       const int64_t own = down_to(position + span->first, s->own_keys) - span->first;
-      if (!task->is_newest) end = own;
+      if (!task->is_uncoded) end = own;
       else if (oldest < own) oldest = own;
     }
     const int64_t from = oldest > span->low ? oldest : span->low;

@@ -111,11 +111,11 @@ static void attend(const Team *team, const Forward *f, const Layer *layer, int o
                        .rows = b->rows, .num_stored = b->num_stored, .heads = d->heads,
                        .has_values = 1};
   if (group->own_keys) {
-    const Group *newest = f->groups + group->newest;
-    rotation.newest_slots = newest->slots, rotation.newest = cache_of_layer(newest, layer->place);
+    const Group *uncoded = f->groups + group->uncoded;
+    rotation.uncoded_slots = uncoded->slots, rotation.uncoded = cache_of_layer(uncoded, layer->place);
   }
   const AttentionShape shape = {rotation.cache, d->heads, layer->window, d->scale, d->cap,
-                                layer->sinks, layer->num_hidden, group->own_keys, rotation.newest};
+                                layer->sinks, layer->num_hidden, group->own_keys, rotation.uncoded};
   rotate(team, f, layer, rotation);
   if (only_stores) return;
   team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->mixed);
@@ -194,11 +194,11 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   int failed = 0;
   for (int64_t i = 0; i < num_groups && !failed; i++) {
     const Group *own = groups + i;
-    if (own->is_newest) continue; /* its layers are those of another group */
+    if (own->is_uncoded) continue; /* its layers are those of another group */
     const AttentionShape shape = {.cache = own->first, .heads = d->heads, .own_keys = own->own_keys};
-    const Group *newest = groups + own->newest;
+    const Group *uncoded = groups + own->uncoded;
     tasks[i] = attention_tasks((Tables){own->tables, own->max_blocks},
-                               (Tables){newest->tables, newest->max_blocks}, b->starts, b->lengths,
+                               (Tables){uncoded->tables, uncoded->max_blocks}, b->starts, b->lengths,
                                b->seqs, &shape, &forward.num_tasks);
     failed = !tasks[i];
   }

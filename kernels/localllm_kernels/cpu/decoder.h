@@ -70,8 +70,8 @@ typedef struct {
   int64_t max_blocks;
   KVCache first;
   int64_t layer_bytes, layer_scales; /* bytes of a layer's keys and of their scales */
-  int64_t own_keys, newest; /* see AttentionShape; the group of the keys that are read from there */
-  int64_t is_newest;          /* this is such a group */
+  int64_t own_keys, uncoded; /* see AttentionShape; the group in which these keys are uncoded */
+  int64_t is_uncoded;        /* this is such a group */
 } Group;
 
 typedef struct {
@@ -84,7 +84,7 @@ typedef struct {
   const Decoder *decoder;
   const Batch *batch;
   const Group *groups;
-  AttentionTask **tasks; /* for each group but newest ones; all have `num_tasks` */
+  AttentionTask **tasks; /* for each group but uncoded ones; all have `num_tasks` */
   int64_t num_tasks;
   float *const *taps;
   float *x;

@@ -91,19 +91,19 @@ typedef struct {
   float cap;          /* scores become cap · tanh(score / cap); 0: none */
   const float *sinks; /* [heads], scores that weigh but have no value, or NULL */
   int64_t num_hidden; /* the first keys, which no query sees; one that sees none gives zeros */
-  int64_t own_keys; /* in a run that begins at a multiple: a query's own run is read from `newest`;
+  int64_t own_keys; /* in a run that begins at a multiple: a query's own run is read from `uncoded`;
                        0: there are none */
-  KVCache newest;
+  KVCache uncoded;
 } AttentionShape;
 
 /* Queries of one request, with the heads that share one key/value head; over all keys, or over one
- * stretch of them, or over the newest. */
+ * stretch of them, or over the queries' own keys. */
 typedef struct {
   const int32_t *table;
   int64_t kv_head, first_query; /* row of the first query in the batch */
   int64_t num_queries, first_position;
   int64_t stretch;    /* or -1 */
-  int64_t is_newest;  /* over the queries' own keys, see AttentionShape */
+  int64_t is_uncoded; /* over the queries' own keys, see AttentionShape */
   int64_t num_joined; /* parts of the same queries, this one's and those of the tasks after it; or 0 */
   float *part;        /* where the part goes, or NULL if there is only one */
 } AttentionTask;
@@ -121,8 +121,8 @@ typedef struct {
   float eps;
   const int64_t *slots; /* [num_stored]; rows with slot -1 and rows past the end are not stored */
   KVCache cache;
-  const int64_t *newest_slots; /* as slots */
-  KVCache newest;              /* where keys and values are written too, if it has heads */
+  const int64_t *uncoded_slots; /* as slots */
+  KVCache uncoded;              /* where keys and values are written too, if it has heads */
   int64_t rows, num_stored, heads;
   int64_t has_values, norms_values; /* else keys are values; values are normed, without a weight */
   int64_t stride; /* between rows of queries, keys and values */
@@ -185,6 +185,6 @@ void blocks_multiply_panel(const BlockWeight *w, int64_t number, char *memory, f
                            int64_t rows);
 /* The tasks of a batch, which the caller frees; NULL if memory runs out, or if the shape of the
  * heads is not supported. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
-AttentionTask *attention_tasks(Tables tables, Tables newest, const int32_t *starts,
+AttentionTask *attention_tasks(Tables tables, Tables uncoded, const int32_t *starts,
                                const int64_t *lengths, int64_t seqs, const AttentionShape *s,
                                int64_t *count);

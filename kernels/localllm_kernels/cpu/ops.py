@@ -17,7 +17,7 @@ from localllm_kernels.attention.paged_attention import (
     paged_attention_reference,
 )
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.structs import cache_struct, newest_struct, no_cache, pointer
+from localllm_kernels.cpu.structs import cache_struct, no_cache, pointer, uncoded_struct
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.experts.route import Routing
 from localllm_kernels.pointwise.gate import GATE_KINDS, GateKind, parts_of
@@ -169,12 +169,12 @@ class CpuOps:
         eps: float = 0.0,
         has_values: bool = True,
         norms_values: bool = False,
-        newest_slots: Tensor | None = None,
+        uncoded_slots: Tensor | None = None,
     ) -> Tensor:
         """See rotate_and_store_reference."""
         rows, all_heads, head_dim = qkv.shape
         own = no_cache(head_dim) if cache is None else cache_struct(cache)
-        newest = no_cache(head_dim) if cache is None else newest_struct(cache)
+        uncoded = no_cache(head_dim) if cache is None else uncoded_struct(cache)
         heads = all_heads - (2 if has_values else 1) * own.kv_heads
         query = qkv.new_empty(rows, heads, head_dim)
         rotation = structs.Rotation(
@@ -185,8 +185,8 @@ class CpuOps:
             eps,
             slot_mapping.data_ptr(),
             own,
-            pointer(newest_slots),
-            newest,
+            pointer(uncoded_slots),
+            uncoded,
             rows,
             slot_mapping.shape[0],
             heads,
@@ -273,7 +273,7 @@ class CpuOps:
     ) -> Tensor:
         """See paged_attention_reference, which takes wider heads; at most MAX_GROUP share keys."""
         out, value_dim = torch.zeros_like(query), how.get("value_dim")
-        block_tables, newest_tables = how["block_tables"], how.get("newest_tables")
+        block_tables, uncoded_tables = how["block_tables"], how.get("uncoded_tables")
         shape = structs.AttentionShape(
             cache_struct(cache),
             query.shape[1],
@@ -282,16 +282,16 @@ class CpuOps:
             how.get("cap") or 0.0,
             pointer(how.get("sinks")),
             how.get("num_hidden", 0),
-            0 if cache.newest is None else OWN_KEYS,
-            newest_struct(cache),
+            0 if cache.uncoded is None else OWN_KEYS,
+            uncoded_struct(cache),
         )
         failed = self._library.paged_attention(
             ctypes.addressof(shape),
             query.data_ptr(),
             block_tables.data_ptr(),
             block_tables.shape[1],
-            pointer(newest_tables),
-            0 if newest_tables is None else newest_tables.shape[1],
+            pointer(uncoded_tables),
+            0 if uncoded_tables is None else uncoded_tables.shape[1],
             how["cu_seqlens_q"].data_ptr(),
             how["seq_lens"].data_ptr(),
             out.data_ptr(),

@@ -238,7 +238,7 @@ void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv
         value = normed;
       }
       write_both(cache, r->slots[row], head, key, value);
-      if (r->newest.kv_heads) write_both(&r->newest, r->newest_slots[row], head, key, value);
+      if (r->uncoded.kv_heads) write_both(&r->uncoded, r->uncoded_slots[row], head, key, value);
     }
   }
   team_meet(team);

@@ -78,6 +78,6 @@ def no_cache(head_dim: int) -> Structure:
     return CKVCache(kind=value("KV_FLOAT32"), head_dim=head_dim, block_size=1)
 
 
-def newest_struct(cache: KVCache) -> Structure:
-    """Where a cache has its newest keys and values; without heads if that is nowhere."""
-    return no_cache(cache.head_dim) if cache.newest is None else cache_struct(cache.newest)
+def uncoded_struct(cache: KVCache) -> Structure:
+    """Where a cache has its uncoded keys and values; without heads if that is nowhere."""
+    return no_cache(cache.head_dim) if cache.uncoded is None else cache_struct(cache.uncoded)

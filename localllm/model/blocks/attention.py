@@ -358,7 +358,7 @@ class Attention(Block):
             cap=scores.cap,
             sinks=self.sinks,
             num_hidden=scores.num_hidden,
-            newest_tables=tables.newest_tables,
+            uncoded_tables=tables.uncoded_tables,
         )
         # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
         if self.head_gate is not None:
@@ -398,7 +398,7 @@ class Attention(Block):
             eps=0.0 if norms is None else norms.query.eps,
             has_values=spec.has_values,
             norms_values=spec.norms is not None and spec.norms.has_value,
-            newest_slots=tables.newest_slots,
+            uncoded_slots=tables.uncoded_slots,
         )
 
     def _rotated(self, qkv: Tensor, rotation: Rotation, slots: Tensor, ops: Ops) -> Tensor:

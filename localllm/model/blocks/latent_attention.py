@@ -261,7 +261,7 @@ class LatentAttention(Block):
             cache,
             tables.slot_mapping,
             has_values=False,
-            newest_slots=tables.newest_slots,
+            uncoded_slots=tables.uncoded_slots,
         )
         attended = inputs.ops.paged_attention(
             query,
@@ -274,7 +274,7 @@ class LatentAttention(Block):
             window=None,
             num_hidden=spec.num_hidden,
             value_dim=spec.latent_rank,
-            newest_tables=tables.newest_tables,
+            uncoded_tables=tables.uncoded_tables,
         )
         return self.values(attended.flatten(1))
 

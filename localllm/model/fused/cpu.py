@@ -148,9 +148,9 @@ class CpuDecoder(FusedDecoder):
 def group_structs(kv_cache: PagedKVCache) -> "ctypes.Array[Structure]":
     """The groups of a cache, without a batch's tables."""
     found = (structs.Group * len(kv_cache.stacks))(*map(_group, kv_cache.stacks))
-    for coded, newest in kv_cache.newest.items():
-        found[coded].own_keys, found[coded].newest = OWN_KEYS, newest
-        found[newest].is_newest = True
+    for coded, uncoded in kv_cache.uncoded.items():
+        found[coded].own_keys, found[coded].uncoded = OWN_KEYS, uncoded
+        found[uncoded].is_uncoded = True
     return found
 
 

@@ -87,7 +87,7 @@ class GpuDecoder(FusedDecoder):
                 query_norm=None if norms is None else norms.query.weight,
                 key_norm=None if norms is None or norms.key is None else norms.key.weight,
                 eps=0.0 if norms is None else norms.query.eps,
-                newest_slots=tables.newest_slots,
+                uncoded_slots=tables.uncoded_slots,
             )
             attended = paged_attention_decode(
                 query,
@@ -100,7 +100,7 @@ class GpuDecoder(FusedDecoder):
                 scale=spec.score_scale,
                 window=spec.window,
                 num_hidden=spec.scores.num_hidden,
-                newest_tables=tables.newest_tables,
+                uncoded_tables=tables.uncoded_tables,
             )
             hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
             before = Around(norm=mlp_norm.weight, eps=mlp_norm.eps, is_gated=True)
