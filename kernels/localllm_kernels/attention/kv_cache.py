@@ -35,8 +35,8 @@ class KVCache:
     Scales: [num_blocks, num_kv_heads, block_size], float32, or bfloat16 in 4 bits; None where the
     values are plain. `coding`: of keys in 4 bits, whose last dimension is half of head_dim.
     `key_means`: float32 [num_kv_heads, head_dim], which keys in 8 bits are stored without; no score
-    is compared with anything but those of other keys then. `uncoded`: beside 4 bits, keys and values
-    as they were, of which a query meets its own, see OWN_KEYS; it has block tables of its own.
+    is compared with anything but those of other keys then. `uncoded`: beside 4 bits, keys and
+    values as they were, of which a query meets its own, see OWN_KEYS; it has its own block tables.
 
     `is_turned`: the memory of a block has the keys of a head side by side, so that a product with
     them needs no sum across a vector: float32 [head_dim, block_size], the others in pairs [head_dim
