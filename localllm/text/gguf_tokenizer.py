@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 KINDS = ("gpt2", "llama", "gemma4")
+# Converters write these splits of words for a Gemma without tokenizer.model, beside the kind gpt2.
+_SPLITS_OF_GEMMA = ("gemma4", "granite-embed-multi-311m")
 # A list of tokens of which this many pairs of letters could be cut is no vocabulary.
 MAX_CUT_CHARS = 1 << 30
 # Tokens that end an answer wherever they are control tokens.
@@ -47,7 +49,7 @@ def tokenizer_files(keys: Mapping[str, GgufValue], where: str) -> dict[str, dict
     """
     told = GgufKeys(keys, where)
     whole = keys.get("tokenizer.huggingface.json")
-    kind = told.text("model")
+    kind = _kind(told)
     if whole is None and kind not in KINDS:
         raise told.unsupported(f"tokenizers of the kind {kind!r:.80} are not supported")
     vocabulary = GgufVocabulary(told, kind)
@@ -91,7 +93,7 @@ def end_token_ids(keys: Mapping[str, GgufValue]) -> list[int]:
     with a text that means it. Raises: CheckpointError.
     """
     told = GgufKeys(keys, "the keys of the GGUF file")
-    vocabulary = GgufVocabulary(told, told.text("model"))
+    vocabulary = GgufVocabulary(told, _kind(told))
     found = {vocabulary.named[name] for name in ("eos", "eot", "eom") if name in vocabulary.named}
     ends = _ENDS.split()
     found |= {i for i in vocabulary.special if vocabulary.tokens[i] in ends}
@@ -101,6 +103,12 @@ def end_token_ids(keys: Mapping[str, GgufValue]) -> list[int]:
     if "<|end|>" in texts and calls and texts.keys() & {"<|return|>", "<|flush|>"}:
         found.discard(texts["<|end|>"])
     return sorted(found)
+
+
+def _kind(told: GgufKeys) -> str:
+    kind = told.text("model")
+    by_split = kind == "gpt2" and told.text("pre", "") in _SPLITS_OF_GEMMA
+    return "gemma4" if by_split else kind
 
 
 def _adds(told: GgufKeys, kind: str, name: str) -> bool:

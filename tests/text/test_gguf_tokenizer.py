@@ -356,12 +356,15 @@ def test_runs_of_spaces_come_before_words_though_their_scores_are_the_least(
     assert ours.encode("▁▁").tokens == ["▁▁"]
 
 
-def test_gemma_4_merges_letters_and_always_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "split"), [("gemma4", "default"), ("gpt2", "granite-embed-multi-311m")]
+)
+def test_gemma_4_merges_letters_and_always_begins(tmp_path: Path, kind: str, split: str) -> None:
     merges = ["▁ a", "ä ö", "\n \n"]
     keys = pieces(["▁", "a", "ä", "ö", "▁a", "äö", "\n", "\n\n", "<|tool_call>"])
     keys["token_type"][-1] = USER_DEFINED
     keys |= {"merges": merges, "add_bos_token": False, "bos_token_id": 1, "unknown_token_id": 0}
-    made = converted(tmp_path, "gemma4", keys)
+    made = converted(tmp_path, kind, keys | {"pre": split})
     ours = Tokenizer.from_str(json.dumps(made["tokenizer.json"]))
     assert ours.encode(" aäö\n\na z").tokens == ["<s>", "▁a", "äö", "\n\n", "a", "▁", "<0x7A>"]
     assert made["tokenizer.json"]["added_tokens"][-1]["special"]
