@@ -2,12 +2,13 @@
 
     python tools/bench/at_depths.py MODEL [--llama-bin FOLDER --gguf FILE.gguf]
         [--openvino PYTHON --gguf FILE.gguf] [--onnx PYTHON --onnx-model FOLDER]
-        [--depths 0 2048 8192] [--rounds 5] [--json FILE]
+        [--depths 0 2048 8192] [--rounds 5] [--cache int8|int4] [--json FILE]
 
 MODEL is what localllm runs; llama.cpp and OpenVINO GenAI run FILE.gguf, ONNX Runtime GenAI what its
 model builder made in FOLDER. llama.cpp is measured by its own llama-bench from FOLDER, the others
 by the interpreter of an environment that has them, OpenVINO's prefill as the difference between the
-first tokens behind a depth with 512 tokens more and without them.
+first tokens behind a depth with 512 tokens more and without them. With `--cache`, localllm and
+llama.cpp keep keys and values in that many bits, llama.cpp in blocks of its own.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from pathlib import Path
 from localllm.bench.environment import describe_environment
 
 PROMPT, DECODED = 512, 32
+# llama.cpp's types of cache by localllm's.
+CACHES = {"int8": "q8_0", "int4": "q4_0"}
 # Tokens a second of both tests, or none where a program has no such test.
 Speeds = dict[str, float]
 _OPENVINO = """
@@ -87,9 +90,10 @@ def output_of(command: list[str]) -> str:
     return done.stdout
 
 
-def ours(model: str, depth: int) -> Speeds:
+def ours(model: str, cache: str | None, depth: int) -> Speeds:
     """One round of localllm."""
     tests = ["-p", str(PROMPT), "-n", str(DECODED), "--depth", str(depth), "-r", "1"]
+    tests += [] if cache is None else ["--kv-cache-dtype", cache]
     command = [sys.executable, "-m", "localllm", "bench", model, *tests]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
@@ -103,9 +107,11 @@ def ours(model: str, depth: int) -> Speeds:
     }
 
 
-def llama_cpp(folder: Path, gguf: Path, threads: int, depth: int) -> Speeds:
+def llama_cpp(folder: Path, gguf: Path, cache: str | None, threads: int, depth: int) -> Speeds:
     """One round of llama.cpp."""
     tests = ["-p", str(PROMPT), "-n", str(DECODED), "-d", str(depth), "-r", "1"]
+    if cache is not None:
+        tests += ["-fa", "on", "-ctk", CACHES[cache], "-ctv", CACHES[cache]]
     command = [str(folder / "llama-bench"), "-m", str(gguf), *tests]
     rows = json.loads(output_of([*command, "-t", str(threads), "-o", "json"]))
     return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
@@ -130,12 +136,15 @@ def main() -> None:
     parser.add_argument("--onnx-model", type=Path)
     parser.add_argument("--depths", type=int, nargs="*", default=[0, 2048, 8192])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cache", choices=CACHES)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
-    peers: dict[str, Callable[[int], Speeds]] = {"localllm": lambda d: ours(args.model, d)}
+    peers: dict[str, Callable[[int], Speeds]] = {
+        "localllm": lambda d: ours(args.model, args.cache, d)
+    }
     if args.llama_bin is not None:
-        peers["llama.cpp"] = lambda d: llama_cpp(args.llama_bin, args.gguf, threads, d)
+        peers["llama.cpp"] = lambda d: llama_cpp(args.llama_bin, args.gguf, args.cache, threads, d)
     if args.openvino is not None:
         peers["OpenVINO GenAI"] = lambda d: in_python(
             args.openvino, _OPENVINO, args.gguf, threads, d
@@ -168,7 +177,7 @@ def main() -> None:
         place = describe_environment(None)
         of_peers = [str(path.name) for path in (args.gguf, args.onnx_model) if path is not None]
         models = {"model": Path(args.model).name, "models of peers": of_peers}
-        told = {"environment": place, **models, "rows": rows}
+        told = {"environment": place, **models, "cache": args.cache, "rows": rows}
         args.json.write_text(json.dumps(told, indent=2) + "\n")
 
 

@@ -40,47 +40,93 @@ INLINE void add_products(f32v sums[ROWS][OUTPUTS], const uint16_t *w, int64_t wi
 }
 
 /* Numbers of e4m3 in bfloat16, [outputs, padded width], zeros behind the width. */
-static void unpack_outputs(const FloatWeight *w, int64_t first, int64_t outputs, uint16_t *to) {
-  const CodeTable table = code_table(KV_FP8);
+static void unpack_outputs(const FloatWeight *w, const CodeTable *table, int64_t first,
+                           int64_t outputs, uint16_t *to) {
   const int64_t width = w->width_in, stride = padded(width), whole = width / (2 * STEP) * (2 * STEP);
   const uint8_t *from = (const uint8_t *)w->values + first * width;
   for (int64_t o = 0; o < outputs; o++, from += width, to += stride) {
     float *words = (float *)to, last[2 * LANES];
     for (int64_t i = 0; i < whole; i += 2 * STEP, words += 2 * LANES) {
       __builtin_prefetch(from + outputs * width + i);
-      unpack_codes(from + i, from + i + STEP, &table, words, LANES, KV_FP8);
+      unpack_codes(from + i, from + i + STEP, table, words, LANES, KV_FP8);
     }
     if (whole == width) continue;
     uint8_t rest[2 * STEP] = {0};
     memcpy(rest, from + whole, (size_t)(width - whole));
-    unpack_codes(rest, rest + STEP, &table, last, LANES, KV_FP8);
+    unpack_codes(rest, rest + STEP, table, last, LANES, KV_FP8);
     memcpy(words, last, (size_t)(stride - whole) * sizeof(uint16_t));
   }
 }
-INLINE float scale_of(const FloatWeight *w, int64_t output, int64_t input) {
+/* The scales of an output's blocks of inputs. */
+INLINE const float *scales_of(const FloatWeight *w, int64_t output) {
   const int64_t blocks = (w->width_in + w->block_inputs - 1) / w->block_inputs;
-  return w->scales[output / w->block_outputs * blocks + input / w->block_inputs];
+  return w->scales + output / w->block_outputs * blocks;
 }
 INLINE int64_t block_of(const FloatWeight *w) {
   return w->block_inputs < w->width_in ? w->block_inputs : padded(w->width_in);
 }
 
-/* Outputs from `first` on, unpacked: each block of inputs by itself. */
-INLINE void multiply_blocks(const FloatWeight *w, const uint16_t *values, const uint16_t *x,
-                            int64_t stride, float *y, int64_t first, int rows, int outputs) {
+#if HAS_PAIRS
+/* The same for codes of e4m3, of `parts` times STEP inputs, which callers pass as a constant. */
+INLINE void add_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t width,
+                      const CodeTable *table, const uint16_t *x, int64_t stride, int rows, int outputs,
+                      const int parts) {
+  Words words[OUTPUTS];
+  for (int o = 0; o < outputs; o++) {
+    const uint8_t *from = codes + o * width;
+    __builtin_prefetch(from + outputs * width); /* the next outputs */
+    words[o] = unpack_words(from, from + STEP, table, KV_FP8);
+  }
+  for (int part = 0; part < parts; part++)
+    for (int r = 0; r < rows; r++) {
+      const __m512bh inputs = (__m512bh)_mm512_loadu_si512(x + r * stride + part * STEP);
+      for (int o = 0; o < outputs; o++)
+        sums[r][o] = (f32v)_mm512_dpbf16_ps((__m512)sums[r][o], (__m512bh)words[o].of[part], inputs);
+    }
+}
+/* For `left` inputs. */
+INLINE void add_block_of_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t width,
+                               int64_t left, const CodeTable *table, const uint16_t *x,
+                               int64_t stride, int rows, int outputs) {
+  for (; left >= 2 * STEP; left -= 2 * STEP, codes += 2 * STEP, x += 2 * STEP)
+    add_codes(sums, codes, width, table, x, stride, rows, outputs, 2);
+  if (left <= 0) return;
+  uint8_t rest[OUTPUTS * 2 * STEP] = {0};
+  for (int o = 0; o < outputs; o++) memcpy(rest + o * 2 * STEP, codes + o * width, (size_t)left);
+  if (left > STEP) add_codes(sums, rest, 2 * STEP, table, x, stride, rows, outputs, 2);
+  else add_codes(sums, rest, 2 * STEP, table, x, stride, rows, outputs, 1);
+}
+#endif
+
+/* Outputs from `first` on, each block of inputs by itself: of `values`, which are unpacked, or where
+ * there are none of the codes. */
+INLINE void multiply_blocks(const FloatWeight *w, const CodeTable *table, const uint16_t *values,
+                            const uint16_t *x, int64_t stride, float *y, int64_t first, int rows,
+                            int outputs) {
   const int64_t width = padded(w->width_in), block = block_of(w);
+  const float *scales[OUTPUTS];
   f32v totals[ROWS][OUTPUTS];
-  for (int r = 0; r < rows; r++)
-    for (int o = 0; o < outputs; o++) totals[r][o] = splat(0.0f);
+  (void)table; /* where values are always unpacked */
+  for (int o = 0; o < outputs; o++) {
+    scales[o] = scales_of(w, first + o);
+    for (int r = 0; r < rows; r++) totals[r][o] = splat(0.0f);
+  }
   for (int64_t start = 0; start < width; start += block) {
     const int64_t end = start + block < width ? start + block : width;
     f32v sums[ROWS][OUTPUTS];
     for (int r = 0; r < rows; r++)
       for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
-    for (int64_t i = start; i < end; i += STEP)
-      add_products(sums, values + i, width, x + i, stride, rows, outputs);
+#if HAS_PAIRS
+    if (!values)
+      add_block_of_codes(sums, (const uint8_t *)w->values + first * w->width_in + start, w->width_in,
+                         (end < w->width_in ? end : w->width_in) - start, table, x + start, stride,
+                         rows, outputs);
+    else
+#endif
+      for (int64_t i = start; i < end; i += STEP)
+        add_products(sums, values + i, width, x + i, stride, rows, outputs);
     for (int o = 0; o < outputs; o++) {
-      const f32v scale = splat(scale_of(w, first + o, start));
+      const f32v scale = splat(*scales[o]++);
       for (int r = 0; r < rows; r++) totals[r][o] = fmav(sums[r][o], scale, totals[r][o]);
     }
   }
@@ -117,73 +163,34 @@ INLINE void multiply_rows(const FloatWeight *w, const uint16_t *x, int64_t strid
   BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
 }
-INLINE void multiply_unpacked(const FloatWeight *w, const uint16_t *values, const uint16_t *x,
-                              int64_t stride, float *y, int64_t first, int64_t rows, int outputs) {
-#define RUN(r, count) \
-  multiply_blocks(w, values, x + (r) * stride, stride, y + (r) * w->width_out, first, count, outputs)
+INLINE void multiply_scaled(const FloatWeight *w, const CodeTable *table, const uint16_t *values,
+                            const uint16_t *x, int64_t stride, float *y, int64_t first, int64_t rows,
+                            int outputs) {
+#define RUN(r, count)                                                                     \
+  multiply_blocks(w, table, values, x + (r) * stride, stride, y + (r) * w->width_out, first, count, \
+                  outputs)
   BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
 }
-#if HAS_PAIRS
-/* The same for one output and a few rows, without a place for what is unpacked. */
-INLINE void multiply_codes(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
-                           int64_t output, int rows) {
-  const CodeTable table = code_table(KV_FP8);
-  const int64_t width = w->width_in, block = block_of(w);
-  const uint8_t *codes = (const uint8_t *)w->values + output * width;
-  f32v totals[ROWS];
-  for (int r = 0; r < rows; r++) totals[r] = splat(0.0f);
-  for (int64_t start = 0; start < width; start += block) {
-    const int64_t end = start + block < width ? start + block : width;
-    f32v sums[ROWS];
-    for (int r = 0; r < rows; r++) sums[r] = splat(0.0f);
-    for (int64_t i = start; i < end; i += 2 * STEP) {
-      uint8_t rest[2 * STEP];
-      const uint8_t *from = codes + i;
-      const int64_t left = end - i;
-      __builtin_prefetch(from + 1024);
-      if (left < 2 * STEP) {
-        memset(rest, 0, sizeof rest), memcpy(rest, from, (size_t)left);
-        from = rest;
-      }
-      const Words words = unpack_words(from, from + STEP, &table, KV_FP8);
-      for (int part = 0; part < 2 && part * STEP < left; part++)
-        for (int r = 0; r < rows; r++)
-          sums[r] = (f32v)_mm512_dpbf16_ps(
-              (__m512)sums[r], (__m512bh)words.of[part],
-              (__m512bh)_mm512_loadu_si512(x + r * stride + i + part * STEP));
-    }
-    for (int r = 0; r < rows; r++)
-      totals[r] = fmav(sums[r], splat(scale_of(w, output, start)), totals[r]);
-  }
-  for (int r = 0; r < rows; r++) {
-    const float sum = sum_lanes(totals[r]);
-    y[r * w->width_out + output] = w->bias ? sum + w->bias[output] : sum;
-  }
-}
-#endif
-static void unpack_and_multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
-                                int64_t first, int64_t rows) {
+/* A tile of rows reads codes; more read what is unpacked once. */
+static void multiply_e4m3(const FloatWeight *w, const CodeTable *table, const uint16_t *x,
+                          int64_t stride, float *y, int64_t first, int64_t rows) {
+  const int64_t left = w->width_out - first, outputs = left < OUTPUTS ? left : OUTPUTS;
 #if HAS_PAIRS
   if (rows <= ROWS) {
-    const int64_t end = first + OUTPUTS < w->width_out ? first + OUTPUTS : w->width_out;
-    for (int64_t o = first; o < end; o++) {
-#define RUN(r, count) multiply_codes(w, x + (r) * stride, stride, y + (r) * w->width_out, o, count)
-      BY_TILES_OF_ROWS(rows, RUN);
-#undef RUN
-    }
+    if (outputs == OUTPUTS) multiply_scaled(w, table, NULL, x, stride, y, first, rows, OUTPUTS);
+    else
+      for (int64_t o = 0; o < outputs; o++)
+        multiply_scaled(w, table, NULL, x, stride, y, first + o, rows, 1);
     return;
   }
 #endif
-  const int64_t left = w->width_out - first, outputs = left < OUTPUTS ? left : OUTPUTS;
   uint16_t values[OUTPUTS * stride] ALIGNED;
-  unpack_outputs(w, first, outputs, values);
-  if (outputs == OUTPUTS) {
-    multiply_unpacked(w, values, x, stride, y, first, rows, OUTPUTS);
-    return;
-  }
-  for (int64_t o = 0; o < outputs; o++)
-    multiply_unpacked(w, values + o * stride, x, stride, y, first + o, rows, 1);
+  unpack_outputs(w, table, first, outputs, values);
+  if (outputs == OUTPUTS) multiply_scaled(w, table, values, x, stride, y, first, rows, OUTPUTS);
+  else
+    for (int64_t o = 0; o < outputs; o++)
+      multiply_scaled(w, table, values + o * stride, x, stride, y, first + o, rows, 1);
 }
 
 #if HAS_TILES
@@ -228,7 +235,7 @@ INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *values, int6
     const float *own = sums + r / TILE_ROWS * TILE_ROWS * TILE_ROWS + r % TILE_ROWS;
     float *to = y + r * w->width_out + first;
     for (int64_t o = 0; o < outputs; o++) {
-      const float sum = own[o * TILE_ROWS] * (is_scaled ? scale_of(w, first + o, start) : 1.0f);
+      const float sum = own[o * TILE_ROWS] * (is_scaled ? scales_of(w, first + o)[start / w->block_inputs] : 1.0f);
       to[o] = sum + (start > 0 ? to[o] : w->bias ? w->bias[first + o] : 0.0f);
     }
   }
@@ -252,6 +259,8 @@ INLINE void multiply_tiles(const FloatWeight *w, const uint16_t *unpacked, const
 
 static void team_multiply_in_tiles(const Team *team, const FloatWeight *w, const float *x, float *y,
                                    int64_t rows, uint16_t *rounded) {
+  CodeTable table = {0};
+  if (w->scales) table = code_table(KV_FP8);
   TEAM_FOR(team, row, rows) round_beside(x + row * w->width_in, rounded, row, w->width_in);
   team_meet(team);
   TEAM_FOR(team, block, (w->width_out + TILE_ROWS - 1) / TILE_ROWS) {
@@ -259,7 +268,7 @@ static void team_multiply_in_tiles(const Team *team, const FloatWeight *w, const
     const int64_t outputs = left < TILE_ROWS ? left : TILE_ROWS;
     uint16_t memory[w->scales ? TILE_ROWS * padded(w->width_in) : 1] ALIGNED;
     const uint16_t *unpacked = w->scales ? memory : NULL;
-    if (unpacked) unpack_outputs(w, first, outputs, memory);
+    if (unpacked) unpack_outputs(w, &table, first, outputs, memory);
     for (int64_t row = 0; row < rows;) {
       const uint16_t *from = rounded + row * padded(w->width_in);
       float *to = y + row * w->width_out;
@@ -304,6 +313,8 @@ static void team_multiply_panel(const Team *team, const FloatWeight *w, const fl
   }
 #endif
   const int64_t width = w->width_in, stride = padded(width);
+  CodeTable table = {0};
+  if (w->scales) table = code_table(KV_FP8);
   TEAM_FOR(team, row, rows) {
     uint16_t *to = rounded + row * stride;
     round_row(x + row * width, to, width);
@@ -314,7 +325,7 @@ static void team_multiply_panel(const Team *team, const FloatWeight *w, const fl
   TEAM_FOR(team, block, blocks) {
     const int64_t first = block * OUTPUTS;
     if (w->scales) {
-      unpack_and_multiply(w, rounded, stride, y, first, rows);
+      multiply_e4m3(w, &table, rounded, stride, y, first, rows);
       continue;
     }
     if (first + OUTPUTS <= w->width_out) {
