@@ -4,7 +4,7 @@ The same functions divide the memory when a model is loaded (engine/memory.py) a
 the speed tests (cost/step_model.py).
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a plan needs to know about a model. `kind`: of its weights, as `--weights` names it;
-    `dtype`: of unquantized weights, keys and values; `layouts`: of the layers' linears, None for
+    `dtype`: of unquantized weights, keys and values; `layouts`: of linears by their names, None for
     plain ones.
     """
 
@@ -107,7 +107,7 @@ class Shape:
     dtype: torch.dtype
     weights_bytes: int
     linear_bytes: Callable[[str], int]
-    layouts: Set[WeightLayout | None]
+    layouts: Callable[[Iterable[str]], Set[WeightLayout | None]]
     num_parameters: int
     is_here: bool
     entry: CatalogEntry | None
@@ -117,6 +117,12 @@ class Shape:
     # Of the weights, what stays in its file; of a publisher's copy in this format.
     unread_bytes: int = 0
     published_bytes: int = 0
+
+    @property
+    def layouts_of_layers(self) -> Set[WeightLayout | None]:
+        """The layouts of all linears of the layers."""
+        groups = self.architecture.groups()
+        return self.layouts(f"{layer}.{name}" for layer, group in groups for name in group.names)
 
     def with_states(self, dtype: StateDType) -> "Shape":
         """The same, whose recurrences keep their matrices in `dtype`."""
@@ -359,7 +365,7 @@ def _shape_of_kind(
         dtype=torch.bfloat16,
         weights_bytes=weights.resident_bytes(2),
         linear_bytes=weights.linear_bytes,
-        layouts=weights.layouts(),
+        layouts=weights.layouts,
         num_parameters=architecture.num_parameters,
         is_here=False,
         entry=entry,
@@ -394,9 +400,7 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
         dtype=dtype,
         weights_bytes=weights.resident_bytes(dtype.itemsize),
         linear_bytes=linear_bytes,
-        layouts=weights.layouts(
-            f"{layer}.{name}" for layer, group in architecture.groups() for name in group.names
-        ),
+        layouts=weights.layouts,
         num_parameters=architecture.num_parameters,
         is_here=True,
         entry=load_catalog().get(name),
@@ -446,7 +450,7 @@ def _plan_memory(
         _traits(shape, machine, engine),
         shape.dtype,
         shape.weights_bytes,
-        expert_sizes(shape.architecture, shape.linear_bytes),
+        expert_sizes(shape.architecture, shape.linear_bytes, shape.layouts),
         of_draft,
         shape.unread_bytes,
     )
@@ -459,7 +463,7 @@ def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:
 
 def _without_kernel(shape: Shape, machine: Machine, engine: EngineConfig) -> tuple[str, ...]:
     traits = _traits(shape, machine, engine)
-    layouts = [each for each in shape.layouts if each is not None]
+    layouts = [each for each in shape.layouts_of_layers if each is not None]
     slow = [
         each.kind for each in layouts if not traits.has_kernel(each, shape.dtype, machine.device)
     ]
@@ -518,7 +522,7 @@ def predict_speed(
         decode = _CPU_DECODE * machine.memory_bytes_per_s / work.decode_bytes([context])
     else:
         gpu = Gpu(machine.name, machine.memory_bytes_per_s, machine.operations_per_s or 1e15)
-        kinds = {None if each is None else each.kind for each in shape.layouts}
+        kinds = {None if each is None else each.kind for each in shape.layouts_of_layers}
         is_fused = kinds <= _traits(shape, machine, engine).fused_kinds
         step = predict_decode(
             work, shape.linear_bytes, gpu, WITH_CARE, is_fused=is_fused, batch=1, context=context

@@ -72,7 +72,7 @@ class DecoderMemory:
             self.experts,
             config,
             self.architecture,
-            has_slots=self.traits.captures,
+            self.traits,
         )
         if self.device != "cpu":
             return divided

@@ -1,6 +1,6 @@
 """How much of a GPU's memory a model's experts get, where it is too small for all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.memory import MemoryPlan
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture
+from localllm_kernels.compiling.traits import Traits, WeightLayout
 
 # The context that comes before experts, unless one is asked for.
 _CONTEXT = 4096
@@ -16,11 +17,12 @@ _CONTEXT = 4096
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
     """`count`: experts of a layer, in the layer that has the most; `one_bytes`: of one expert of
-    every layer together.
+    every layer together; `layouts`: of their linears, None for plain ones.
     """
 
     count: int
     one_bytes: int
+    layouts: Set[WeightLayout | None] = frozenset()
 
     @property
     def num_bytes(self) -> int:
@@ -29,20 +31,24 @@ class ExpertSizes:
 
 
 def expert_sizes(
-    architecture: Architecture, linear_bytes: Callable[[str], int]
+    architecture: Architecture,
+    linear_bytes: Callable[[str], int],
+    layouts: Callable[[Iterable[str]], Set[WeightLayout | None]],
 ) -> ExpertSizes | None:
-    """None if there are no experts; `linear_bytes`: bytes of a linear by name."""
+    """None if there are no experts; `linear_bytes`: bytes of a linear by name; `layouts`: of
+    linears by their names.
+    """
     mixtures = list(architecture.experts())
     if not mixtures:
         return None
-    names = (
+    names = [
         f"{layer}.{name}"
         for layer, spec in mixtures
         for group in spec.expert_at(0).products
         for name in group.names
-    )
+    ]
     count = max(spec.router.num_experts for _, spec in mixtures)
-    return ExpertSizes(count, sum(map(linear_bytes, names)))
+    return ExpertSizes(count, sum(map(linear_bytes, names)), layouts(names))
 
 
 class Planner(Protocol):
@@ -62,23 +68,29 @@ def plan_experts(
     sizes: ExpertSizes | None,
     config: EngineConfig,
     architecture: Architecture,
-    *,
-    has_slots: bool,
+    traits: Traits,
 ) -> MemoryPlan:
     """The plan, with the experts of a layer that have a slot on the device.
 
-    `sizes`: None if there are no experts; `has_slots`: whether experts can stay in host memory.
+    `sizes`: None if there are no experts; `traits`: of the operators, which say whether experts can
+    stay in host memory.
 
-    Raises: GpuMemoryError as `plan`; RequestError for memory of experts where all are in it anyway.
+    Raises: GpuMemoryError as `plan`; RequestError for memory of experts that cannot stay elsewhere.
     """
-    wanted = config.expert_memory_bytes
-    if not has_slots and wanted is not None:
+    layouts = frozenset((None,)) if sizes is None else sizes.layouts
+    staying = {
+        "plain" if each is None else each.kind for each in layouts if not traits.moves_experts(each)
+    }
+    if staying and config.expert_memory_bytes is not None:
         raise RequestError(
             "--expert-memory is for a GPU with localllm's kernels; here experts are in one memory "
-            "with everything else",
+            "with everything else"
+            if not traits.moves_experts(None)
+            else f"--expert-memory: no kernel takes experts in {', '.join(sorted(staying))} from "
+            "host memory",
             param="expert_memory",
         )
-    if sizes is None or not has_slots:
+    if sizes is None or staying:
         return plan(weights_bytes, config, is_captured=True)
     return _place(plan, weights_bytes, sizes, config, architecture.max_position_embeddings)
 

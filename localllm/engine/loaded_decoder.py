@@ -146,7 +146,11 @@ def build_decoder(
         ops.traits,
         dtype,
         resident_bytes(dtype.itemsize),
-        expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
+        expert_sizes(
+            architecture,
+            lambda name: weights.linear_bytes(name, dtype.itemsize),
+            weights.layouts,
+        ),
         None if draft is None else draft.plan,
         source.weights.unread_bytes(dtype) if isinstance(source, CheckpointWeights) else 0,
     )

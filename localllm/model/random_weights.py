@@ -5,7 +5,7 @@ They are drawn so that logits have an ordinary size.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.model.architecture import HEAD, TABLE, Architecture
-from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
+from localllm.model.packed.table import PACKED_TYPES, PackedType
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.weights import WeightSource
 from localllm_kernels.compiling.traits import WeightLayout
@@ -105,17 +105,13 @@ class RandomWeights(WeightSource):
         added = (2 * prod(shape) - self.linear_bytes(name) for name, shape in self._ends.items())
         return self.resident_bytes(2) + sum(added)
 
-    def layouts(self) -> set[WeightLayout | None]:
-        """The layouts of the layers' linears, which decide the kernels; None for a plain one."""
-        if self.kind == "bf16":
-            return {None}
-        widths = {width_in for _, width_in in self._linears.values()}
-        kind = self.kind.partition("-")[0]
-        found: set[WeightLayout | None] = {
-            WeightLayout(kind, width, drawn_group(width) if kind == "int4" else width)
-            for width in widths
-        }
-        return found | {None} if self.kind == _EXPERTS_ALONE else found
+    def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
+        """The layouts of these linears, which decide the kernels; None for a plain one."""
+        return {self._layout(name) if name in self._linears else None for name in linears}
+
+    def _layout(self, linear: str) -> WeightLayout:
+        width_in, packed = self._linears[linear][1], self._type_of(linear)
+        return WeightLayout(packed.weight.kind, width_in, packed.group(width_in))
 
     def _type_of(self, linear: str) -> PackedType:
         return PACKED_TYPES["int8" if linear in self._ends else self.kind.partition("-")[0]]

@@ -17,6 +17,7 @@ from localllm.errors import CatalogError
 from localllm.hub.catalog import CatalogEntry, ModelSource, load_catalog
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
+from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.per_layer_inputs import TABLE
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.schedule.sampling_params import SamplingParams
@@ -123,7 +124,17 @@ def test_experts_alone_are_quantized_as_gpt_oss_is_published() -> None:
     assert drawn.has_quantized(f"{layer}.mlp.experts.31.down_proj")
     assert drawn.has_plain(f"{layer}.self_attn.q_proj.weight")
     assert drawn.has_plain("lm_head.weight")
-    assert {None if each is None else each.kind for each in drawn.layouts()} == {None, "mxfp4"}
+    layouts = drawn.layouts(drawn.architecture.quantized())
+    assert {None if each is None else each.kind for each in layouts} == {None, "mxfp4"}
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
+def test_the_layouts_that_decide_kernels_are_those_of_the_weights(kind: WeightKind) -> None:
+    drawn = tiny_weights(kind)
+    linears = list(drawn.architecture.quantized())
+    weights = (drawn.quantized(each, CPU) for each in linears)
+    assert drawn.layouts(linears) == {each.layout for each in weights}
+    assert drawn.layouts([*linears, "model.norm"]) == drawn.layouts(linears) | {None}
 
 
 def test_a_shape_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from localllm.schedule.sampling_params import SamplingParams
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.compiling.choice import Choice, Piece
 from localllm_kernels.compiling.launch import Workspace
+from localllm_kernels.compiling.traits import Traits, WeightLayout
+from localllm_kernels.cpu.traits import C_TRAITS
 from localllm_kernels.experts import gpu_experts, slotted_experts
 from localllm_kernels.experts.product import Pairs, expert_product_reference
 from localllm_kernels.experts.slotted_experts import SlotTable, SlottedExperts
@@ -35,6 +37,7 @@ from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum_reference
 from localllm_kernels.pointwise.gate import GateKind, gate_reference
 from localllm_kernels.products.gpu_linears import GpuLinears
+from localllm_kernels.products.traits import TRITON_TRAITS
 from localllm_kernels.triton_ops import triton_ops
 
 FAMILY = "Qwen3MoeForCausalLM"
@@ -227,14 +230,18 @@ def plan_for(
 
 
 def place(
-    config: EngineConfig, free: int, weights: int, sizes: ExpertSizes, has_slots: bool = True
+    config: EngineConfig,
+    free: int,
+    weights: int,
+    sizes: ExpertSizes,
+    traits: Traits = TRITON_TRAITS,
 ) -> MemoryPlan:
     plan = partial(plan_for, free)
-    return plan_experts(plan, weights, sizes, config, SHAPE, has_slots=has_slots)
+    return plan_experts(plan, weights, sizes, config, SHAPE, traits)
 
 
 CONFIG = EngineConfig(max_num_seqs=2)
-DENSE, SIZES = 30_000_000, ExpertSizes(6, 20_000_000)
+DENSE, SIZES = 30_000_000, ExpertSizes(6, 20_000_000, {None})
 WEIGHTS = DENSE + SIZES.num_bytes
 
 
@@ -265,18 +272,28 @@ def test_experts_get_what_is_asked_for(wanted: int, slots: int | None) -> None:
 def test_where_all_memory_is_one_the_flag_is_refused() -> None:
     asked = replace(CONFIG, expert_memory_bytes=1 << 20)
     with pytest.raises(RequestError) as refused:
-        place(asked, 1 << 30, WEIGHTS, SIZES, has_slots=False)
+        place(asked, 1 << 30, WEIGHTS, SIZES, C_TRAITS)
     assert refused.value.exit_code == ExitCode.USAGE
-    plan = place(CONFIG, 1 << 30, WEIGHTS, SIZES, has_slots=False)
+    plan = place(CONFIG, 1 << 30, WEIGHTS, SIZES, C_TRAITS)
     assert plan.expert_slots is None
+
+
+def test_experts_without_a_kernel_for_all_of_them_stay_on_the_device() -> None:
+    sizes = replace(SIZES, layouts={WeightLayout("int4", 96, 48), None})
+    with pytest.raises(RequestError, match="experts in int4 from"):
+        place(replace(CONFIG, expert_memory_bytes=1 << 20), 1 << 30, WEIGHTS, sizes)
+    assert place(CONFIG, 1 << 30, WEIGHTS, sizes).expert_slots is None
+    assert place(CONFIG, 130_000_000, WEIGHTS, SIZES).expert_slots
+    with pytest.raises(GpuMemoryError):
+        place(CONFIG, 130_000_000, WEIGHTS, sizes)
 
 
 def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     drawn = RandomWeights(SHAPE, "bf16", torch.device("cpu"))
-    sizes = expert_sizes(SHAPE, drawn.linear_bytes)
+    sizes = expert_sizes(SHAPE, drawn.linear_bytes, drawn.layouts)
     assert sizes is not None
     names = [name for name in SHAPE.tensors() if ".experts." in name]
     total = sum(2 * torch.Size(SHAPE.tensors()[name]).numel() for name in names)
-    assert (sizes.count, sizes.num_bytes) == (6, total)
+    assert (sizes.count, sizes.num_bytes, sizes.layouts) == (6, total, {None})
     dense = architecture_of(small_config("LlamaForCausalLM"))
-    assert expert_sizes(dense, lambda name: 1) is None
+    assert expert_sizes(dense, lambda name: 1, drawn.layouts) is None

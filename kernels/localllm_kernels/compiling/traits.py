@@ -34,11 +34,13 @@ class Traits:
     `captures`: steps are captured as graphs, and tokens are drawn on the device; `integer_kinds`:
     packed weights that are multiplied in int8; `fused_kinds`: those whose products include the
     norm, the gate and the residual around them; `has_kernel`: whether there is one for a weight, in
-    a model of that dtype, on a device of that type.
+    a model of that dtype, on a device of that type; `moves_experts`: whether experts with such
+    weights, None for plain ones, can stay in host memory.
     """
 
     name: Literal["torch", "c", "triton"]
     has_kernel: Callable[[WeightLayout, torch.dtype, str], bool]
+    moves_experts: Callable[[WeightLayout | None], bool] = lambda layout: False
     gathers: bool = False
     turns_keys: bool = False
     rows_alike: bool = False

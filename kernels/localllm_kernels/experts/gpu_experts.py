@@ -13,8 +13,8 @@ from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
 from localllm_kernels.experts.stacked_weight import (
     FOUR_BITS,
     StackedWeight,
+    can_stack,
     pack_halves,
-    takes_group,
 )
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
@@ -79,11 +79,7 @@ class ExpertLinears(Linears):
             coded = as_coded(weight)
             return self._blocks(weight, bias) if coded is None else self.packed(coded, bias, dtype)
         kind, (width_out, width_in) = weight.kind, weight.codes.shape
-        if kind == "trellis3":
-            return None
-        group = min(weight.layout.group, width_in)
-        is_uneven = width_in % group > 0 or weight.permutation is not None
-        if is_uneven or not takes_group(kind, group, width_in):
+        if kind == "trellis3" or weight.permutation is not None or not can_stack(weight.layout):
             return None
         codes, scales = weight.codes, weight.scales
         if kind in FOUR_BITS:

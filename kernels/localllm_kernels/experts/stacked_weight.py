@@ -11,6 +11,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from localllm_kernels.coded_blocks import BLOCK_TYPES
+from localllm_kernels.compiling.traits import WeightLayout
+
 StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks", "nvfp4"]
 STACKED_KINDS: tuple[StackedKind, ...] = get_args(StackedKind)
 FOUR_BITS = ("int4", "mxfp4", "nvfp4")
@@ -101,6 +104,16 @@ def unpack_halves(packed: Tensor) -> Tensor:
     """The inverse, over the last dimension."""
     groups = packed.view(*packed.shape[:-1], -1, _HALF)
     return torch.stack((groups & 15, groups >> 4), dim=-2).flatten(-3)
+
+
+def can_stack(layout: WeightLayout) -> bool:
+    """Whether the product takes experts with such weights, if all are alike and in their order."""
+    if layout.kind in BLOCK_TYPES:
+        return True
+    group = min(layout.group, layout.width_in)
+    is_even = layout.width_in % group == 0
+    is_known = layout.kind in STACKED_KINDS
+    return is_known and is_even and takes_group(layout.kind, group, layout.width_in)
 
 
 def takes_group(kind: str, group: int, width_in: int) -> bool:

@@ -4,7 +4,7 @@ import torch
 
 from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import Traits, WeightLayout
-from localllm_kernels.experts.stacked_weight import takes_group
+from localllm_kernels.experts.stacked_weight import can_stack, takes_group
 from localllm_kernels.products.int4_weight import takes_groups
 from localllm_kernels.trellis import num_mixed
 
@@ -37,4 +37,10 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
 
 # Blocks of Q4_0 become weights of int4, see `coded_blocks.as_coded`.
 _FUSED = frozenset(("int4", "Q4_0"))
-TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=_FUSED)
+TRITON_TRAITS = Traits(
+    "triton",
+    triton_multiplies,
+    moves_experts=lambda layout: layout is None or can_stack(layout),
+    captures=True,
+    fused_kinds=_FUSED,
+)

@@ -37,7 +37,8 @@ class PackedType:
 
     `weight`: its type, which has the torch reference and the products; `schemes`: its file formats;
     `piece`: the kernels that multiply with it; `draw`: a random weight of a shape, with values of
-    about 1 / sqrt(in); `stored_bytes`: bytes of such a weight.
+    about 1 / sqrt(in); `stored_bytes`: bytes of such a weight; `group`: its inputs that share a
+    scale, of so many.
     """
 
     weight: type[PackedWeight]
@@ -45,6 +46,7 @@ class PackedType:
     piece: Piece
     draw: Callable[[Shape, torch.Generator], PackedWeight]
     stored_bytes: Callable[[Shape], int]
+    group: Callable[[int], int] = lambda width_in: width_in
 
 
 def drawn_group(width_in: int) -> int:
@@ -122,6 +124,7 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.INT4,
         _draw_int4,
         lambda shape: prod(shape) // 2 + 2 * prod(shape) // drawn_group(shape[1]),
+        drawn_group,
     ),
     "int8": PackedType(
         Int8Weight,
@@ -136,6 +139,7 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.MXFP4,
         _draw_mxfp4,
         lambda shape: prod(shape) // 2 + prod(shape) // GROUP_SIZE,
+        lambda width_in: GROUP_SIZE,
     ),
     "nvfp4": PackedType(
         Nvfp4Weight,
@@ -143,6 +147,7 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.NVFP4,
         _draw_nvfp4,
         lambda shape: prod(shape) // 2 + prod(shape) // NVFP4_GROUP + 4 * shape[0],
+        lambda width_in: NVFP4_GROUP,
     ),
     "trellis3": PackedType(
         TrellisWeight,
