@@ -8,6 +8,8 @@ Inputs and weights are rotated by a Hadamard matrix with signs drawn by a hash (
 suffice.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,8 @@ TABLE = (
 )
 # Inputs that a rotation mixes: 128 lose 4 % more of `pocket`, and more cost a GPU's product more.
 _MOST_MIXED = 256
+# Those that a GPU's product mixes at least: the inputs of the smallest one of matrix units.
+MIN_MIXED = 16
 # A step, for weights whose standard deviation is 1.
 STEP = 0.0488
 
@@ -70,6 +74,26 @@ def signs(width: int) -> Tensor:
     drawn = torch.where(place & 1 == 1, -1.0, 1.0)
     of_length: float = num_mixed(width) ** -0.5
     return drawn * of_length
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What all weights of a width share on a GPU. `signs`: float32 [in], see `signs`; `steps`:
+    [128], the table in the dtype of inputs.
+    """
+
+    signs: Tensor
+    steps: Tensor
+
+    @classmethod
+    def of(cls, width_in: int, dtype: torch.dtype, device: torch.device) -> "Mixing":
+        """For inputs of a width, in `dtype`."""
+        steps = torch.tensor(TABLE, dtype=dtype, device=device)
+        return cls(signs(width_in).to(device), steps)
+
+    def to(self, device: torch.device) -> "Mixing":
+        """The same on another device."""
+        return Mixing(self.signs.to(device), self.steps.to(device))
 
 
 def rotated(x: Tensor, by: Tensor) -> Tensor:

@@ -230,6 +230,8 @@ def test_experts_stay_in_host_memory_where_the_gpu_is_too_small(localllm: Run) -
         planned("--expert-memory", "4GiB"),
         planned("--expert-memory", "0"),
     )
+    in_3_bits = planned("--weights", "trellis3", "--expert-memory", "4GiB")
+    assert some["expert_slots"] < in_3_bits["expert_slots"] < 128
     assert whole["expert_slots"] is None
     assert (whole["host_bytes"], fewest["expert_slots"]) == (0, 1)
     assert 20 < some["expert_slots"] < 60

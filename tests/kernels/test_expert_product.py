@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from blocks import random_blocks
 from guards import GuardedMemory, needs_interpreter
 from interpreter import product_of_rows_alike
@@ -31,6 +32,7 @@ from localllm_kernels.experts.stacked_weight import (
 from localllm_kernels.experts.sum import expert_sum, expert_sum_reference
 from localllm_kernels.experts.tasks import expert_tasks, expert_tasks_reference
 from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
+from localllm_kernels.trellis import BYTES, IN_BYTES, Mixing
 
 pytestmark = needs_interpreter
 
@@ -46,6 +48,8 @@ FORMS: list[tuple[StackedKind, int, int]] = [
     ("int4", 96, 32),
     ("mxfp4", 160, 32),
     ("nvfp4", 160, 16),
+    ("trellis3", 160, 160),
+    ("trellis3", 1040, 1040),
     ("blocks", 512, 512),
     ("blocks", 160, 160),
 ]
@@ -75,6 +79,13 @@ def drawn_weight(
         blocks = random_blocks(name, NUM_EXPERTS * width_out, width_in).codes
         return StackedWeight(
             *(kind, blocks.view(*shape[:2], -1), None, None, bias, width_in), block_type=name
+        )
+    if kind == "trellis3":
+        rows = torch.randint(256, (*shape[:2], width_in // IN_BYTES * BYTES), dtype=torch.uint8)
+        return StackedWeight(
+            *(kind, F.pad(rows, (1, 1)), None, None, bias, width_in),
+            factors=torch.rand(shape[:2]) / 16,
+            mixing=Mixing.of(width_in, dtype, torch.device("cpu")),
         )
     scales = torch.rand(*shape[:2], num_groups) / 8
     if kind == "int8":

@@ -11,9 +11,9 @@ from torch import Tensor
 from localllm_kernels import TORCH_OPS, Ops, cpu_ops
 from localllm_kernels.compiling.launch import Workspace
 from localllm_kernels.linears import CodedWeight
+from localllm_kernels.pointwise.rotate_rows import rotate_rows
 from localllm_kernels.products.trellis_matmul import (
     PackedTrellis,
-    rotate_rows,
     trellis_matmul,
     trellis_matmul_reference,
 )

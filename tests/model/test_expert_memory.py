@@ -110,7 +110,7 @@ def slotted(model: DecoderModel) -> list[SlottedExperts]:
 
 @pytest.mark.slow
 @needs_interpreter
-@pytest.mark.parametrize("kind", ["int4", "bf16", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", ["int4", "bf16", "mxfp4", "nvfp4", "trellis3"])
 def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
     kind: WeightKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

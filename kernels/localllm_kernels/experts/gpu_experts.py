@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.coded_blocks import BLOCK_TYPES, arranged, as_coded, joined
@@ -20,6 +21,7 @@ from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.experts.tasks import Tasks, expert_tasks
 from localllm_kernels.linears import BlocksWeight, CodedWeight, ExpertsProduct, Linears, Product
 from localllm_kernels.pointwise.gate import GateKind
+from localllm_kernels.trellis import Mixing
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
 MAX_ROWS_BY_PAIR = 8
@@ -78,9 +80,15 @@ class ExpertLinears(Linears):
         if isinstance(weight, BlocksWeight):
             coded = as_coded(weight)
             return self._blocks(weight, bias) if coded is None else self.packed(coded, bias, dtype)
-        kind, (width_out, width_in) = weight.kind, weight.codes.shape
-        if kind == "trellis3" or weight.permutation is not None or not can_stack(weight.layout):
+        kind, layout = weight.kind, weight.layout
+        if weight.permutation is not None or not can_stack(layout):
             return None
+        width_out, width_in = len(weight.codes), layout.width_in
+        if kind == "trellis3":
+            codes, factors = F.pad(weight.codes, (1, 1)), weight.scales.flatten().float()
+            mixing = Mixing.of(width_in, dtype, codes.device)
+            shared = codes[None], None, None, _one(bias), width_in, None, factors[None], mixing
+            return StackedProduct(StackedWeight(kind, *shared))
         codes, scales = weight.codes, weight.scales
         if kind in FOUR_BITS:
             codes = pack_halves(codes)

@@ -10,7 +10,7 @@ has the same bits in any task, by itself or among others.
 
 The gate can be included: then a program computes the same outputs of gate and up. A weight of one
 expert is that of a plain product. GGUF's blocks are multiplied as values that have been rounded to
-x's type (`block_codes.py`).
+x's type (`block_codes.py`), weights on a trellis with rotated rows (`trellis.py`).
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,12 @@ from localllm_kernels.experts.stacked_weight import (
 from localllm_kernels.experts.tasks import Tasks
 from localllm_kernels.pointwise.gate import GateKind, gate_reference, parts_of
 from localllm_kernels.pointwise.gate_launch import gate_constants, gated
+from localllm_kernels.pointwise.rotate_rows import rotate_rows
 from localllm_kernels.primitives.block_codes import STEP as STEP_OF_BLOCKS
 from localllm_kernels.primitives.block_codes import block_values
 from localllm_kernels.primitives.e4m3 import from_e4m3
+from localllm_kernels.primitives.trellis_windows import windows_from
+from localllm_kernels.trellis import BYTES, IN_BYTES, TABLE, Mixing, rotated, unpack_windows
 
 OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units
 FEW = 16  # pairs of a task, the least that Triton multiplies
@@ -117,6 +120,7 @@ def _add_step(
     codes_ptr,
     scales_ptr,
     zeros_ptr,
+    steps_ptr,
     row_at,
     is_row,
     columns,
@@ -137,7 +141,7 @@ def _add_step(
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     part = tl.zeros_like(acc)
     zeros = tl.full(columns.shape, 8, tl.uint8)
-    if KIND != 0 and KIND != 5:
+    if KIND != 0 and KIND != 5 and KIND != 7:
         of_group = columns.to(tl.int64) * num_groups + start // GROUP
         if HAS_ZEROS:
             zeros = tl.load(zeros_ptr + of_group, mask=is_column, other=0)
@@ -192,6 +196,17 @@ def _add_step(
                 codes_ptr, output_at, is_column, first, width_in, TYPE, NUM_VALUES, NUM_BYTES
             )
             part = tl.dot(values.to(dtype), x, part, input_precision="ieee")
+    elif KIND == 7:
+        inputs = start + tl.arange(0, STEP)
+        is_input = inputs < width_in
+        x = tl.load(
+            x_ptr + row_at[None, :] + inputs[:, None],
+            mask=is_row[None, :] & is_input[:, None],
+            other=0.0,
+        )
+        row_ptr = codes_ptr + columns.to(tl.int64) * row_length
+        windows = windows_from(row_ptr, is_column, start, width_in, STEP)
+        part = tl.dot(tl.load(steps_ptr + windows), x, part, input_precision="ieee")
     else:
         inputs = start + tl.arange(0, STEP)
         is_input = inputs < width_in
@@ -215,6 +230,7 @@ def _experts_kernel(
     scales_ptr,
     zeros_ptr,
     factors_ptr,
+    steps_ptr,
     bias_ptr,
     chosen_ptr,
     order_ptr,
@@ -277,30 +293,30 @@ def _experts_kernel(
     zeros_ptr += of_expert * num_groups
     acc = tl.zeros([OUTPUTS, PAIRS], tl.float32)
     up = tl.zeros([OUTPUTS, PAIRS], tl.float32)
-    # Of blocks, the values of gate and up do not fit in registers together: one follows the other,
-    # and nothing is loaded ahead.
-    IS_APART: tl.constexpr = KIND == 5
+    # The values of gate and up do not fit in registers together for blocks and trellises: one
+    # follows the other, and nothing is loaded ahead.
+    IS_APART: tl.constexpr = KIND == 5 or KIND == 7
     STAGES: tl.constexpr = 1 if IS_APART else None
     for start in tl.range(0, width_in, STEP, num_stages=STAGES):
         acc = _add_step(
-            acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns, is_column,
-            start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES, NUM_BYTES, GROUP,
-            HAS_ZEROS, STEP,
+            acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, steps_ptr, row_at, is_row, columns,
+            is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
+            NUM_BYTES, GROUP, HAS_ZEROS, STEP,
         )  # fmt: skip
         if has_up and not IS_APART:
             up = _add_step(
-                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
-                is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
-                NUM_BYTES, GROUP, HAS_ZEROS, STEP,
+                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, steps_ptr, row_at, is_row,
+                columns + outputs, is_column, start, width_in, row_length, num_groups, KIND,
+                TYPE, NUM_VALUES, NUM_BYTES, GROUP, HAS_ZEROS, STEP,
             )  # fmt: skip
     if has_up and IS_APART:
         for start in tl.range(0, width_in, STEP, num_stages=STAGES):
             up = _add_step(
-                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
-                is_column, start, width_in, row_length, num_groups, KIND, TYPE, NUM_VALUES,
-                NUM_BYTES, GROUP, HAS_ZEROS, STEP,
+                up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, steps_ptr, row_at, is_row,
+                columns + outputs, is_column, start, width_in, row_length, num_groups, KIND,
+                TYPE, NUM_VALUES, NUM_BYTES, GROUP, HAS_ZEROS, STEP,
             )  # fmt: skip
-    if KIND == 6:
+    if KIND == 6 or KIND == 7:
         factors_ptr += of_expert
         acc *= tl.load(factors_ptr + columns, mask=is_column, other=0.0)[:, None]
         if has_up:
@@ -334,6 +350,8 @@ def step_of(kind: str, group: int) -> int:
     """The inputs of a program's turn: at most a group; of blocks two steps, see block_matmul.py."""
     if kind == "blocks":
         return 2 * STEP_OF_BLOCKS
+    if kind == "trellis3":
+        return STEP // 2
     return min(STEP, group) if kind == "int4" else STEP
 
 
@@ -349,6 +367,8 @@ def expert_product(
     `out`.
     """
     x = x.contiguous()
+    if weight.mixing is not None:
+        x = rotate_rows(x, weight.mixing.signs)
     num_pairs = pairs.chosen.numel()
     outputs = weight.width_out // (1 if gate is None else parts_of(gate))
     if out is None:
@@ -364,6 +384,7 @@ def expert_product(
         present(weight.scales, x),
         present(weight.zeros, x),
         present(weight.factors, x),
+        x if weight.mixing is None else weight.mixing.steps,
         present(weight.bias, x),
         pairs.chosen.contiguous(),
         pairs.chosen if tasks is None else tasks.order,
@@ -408,7 +429,10 @@ def expert_product_reference(
 ) -> Tensor:
     """The same in float64."""
     flat = chosen.flatten().long()
-    rows = x.double().repeat_interleave(len(flat) // len(x), dim=0)
+    inputs = x.double()
+    if weight.mixing is not None:
+        inputs = rotated(inputs, weight.mixing.signs.double())
+    rows = inputs.repeat_interleave(len(flat) // len(x), dim=0)
     out = torch.einsum("pk,pnk->pn", rows, dequantized(weight)[flat])
     if weight.bias is not None:
         out = out + weight.bias.double()[flat]
@@ -417,9 +441,13 @@ def expert_product_reference(
 
 
 def dequantized(weight: StackedWeight) -> Tensor:
-    """[experts, out, in] in float64; not of blocks."""
+    """[experts, out, in] in float64, on a trellis for rotated inputs; not of blocks."""
     if weight.kind == "plain":
         return weight.codes.double()
+    if weight.factors is not None and weight.kind == "trellis3":
+        steps = torch.tensor(TABLE, dtype=torch.float64)
+        windows = unpack_windows(weight.codes[:, :, 1:-1].contiguous())
+        return steps[windows.long()] * weight.factors.double()[:, :, None]
     assert weight.scales is not None
     scales = weight.scales.double()
     if weight.kind in ("mxfp4", "nvfp4"):
@@ -456,6 +484,8 @@ class _Example:
         if self.block_type is not None:
             num_values, num_bytes = BLOCK_SIZES[self.block_type]
             return _WIDTH // num_values * num_bytes
+        if self.kind == "trellis3":
+            return _WIDTH // IN_BYTES * BYTES
         of_group = {"int4": 2, "mxfp4": 1, "nvfp4": 1}.get(self.kind, 0)
         of_value = 0.5 if self.kind in FOUR_BITS else 2 if self.kind == "plain" else 1
         return _WIDTH * (of_value + of_group / self.group)
@@ -463,23 +493,24 @@ class _Example:
     def __call__(self, workspace: Workspace) -> None:
         bf16, uint8 = torch.bfloat16, torch.uint8
         types = {"plain": bf16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+        is_on_trellis = self.kind == "trellis3"
         stored = _WIDTH // 2 if self.kind in FOUR_BITS else _WIDTH
+        if self.block_type is not None or is_on_trellis:
+            stored = int(self.row_bytes) + 2 * is_on_trellis
         scales = torch.empty(
             *(8, 128, _WIDTH // self.group),
             dtype={"mxfp4": uint8, "nvfp4": uint8, "fp8": torch.float32}.get(self.kind, bf16),
         )
         weight = StackedWeight(
             self.kind,
-            torch.empty(
-                *(8, 128, stored if self.block_type is None else int(self.row_bytes)),
-                dtype=types.get(self.kind, uint8),
-            ),
-            None if self.kind == "blocks" else scales,
+            torch.empty(8, 128, stored, dtype=types.get(self.kind, uint8)),
+            None if self.kind in ("blocks", "trellis3") else scales,
             zeros=None,
             bias=None,
             width_in=_WIDTH,
             block_type=self.block_type,
-            factors=torch.empty(8, 128) if self.kind == "nvfp4" else None,
+            factors=torch.empty(8, 128) if self.kind in ("nvfp4", "trellis3") else None,
+            mixing=Mixing.of(_WIDTH, bf16, torch.device("cpu")) if is_on_trellis else None,
         )
         x, chosen = torch.empty(1, _WIDTH, dtype=bf16), torch.zeros(1, 8, dtype=torch.int32)
         tasks = None if self.by_pair else Tasks(chosen, chosen, self.most)
@@ -495,12 +526,14 @@ def _spec(example: _Example) -> AotSpec:
         f"{form}, {example.most} pairs{words}",
         example,
         max_stack=0 if example.block_type is None else 16,  # some values, for some types and cards
-        multiples_of_16=("width_in", "width_out", "row_length"),
+        multiples_of_16=("width_in", "width_out")
+        if example.kind == "trellis3"
+        else ("width_in", "width_out", "row_length"),
         # The types of most weights in most files stand for the others. Of blocks, gate and up are
         # loops of their own.
         work=Work(
             "weight",
-            1 if gate is None or example.kind == "blocks" else 2,
+            1 if gate is None or example.kind in ("blocks", "trellis3") else 2,
             example.row_bytes / _WIDTH,
             times=("OUTPUTS", "STEP"),
         )
@@ -513,7 +546,7 @@ def _spec(example: _Example) -> AotSpec:
 _WIDTH = 4096
 _FORMS: dict[StackedKind, int] = {
     **{"plain": 4096, "int8": 4096, "fp8": 128},
-    **{"int4": 128, "mxfp4": 32, "nvfp4": 16},
+    **{"int4": 128, "mxfp4": 32, "nvfp4": 16, "trellis3": 4096},
 }
 # The gate, the pairs of a task, and whether nothing was sorted.
 _WAYS: tuple[tuple[GateKind | None, int, bool], ...] = (

@@ -116,7 +116,8 @@ class SlottedExperts(ExpertsProduct):
 
 
 def _slots_for(weight: StackedWeight, count: int, device: torch.device) -> StackedWeight:
-    return weight.mapped(lambda each: each.new_empty(count, *each.shape[1:], device=device))
+    slots = weight.mapped(lambda each: each.new_empty(count, *each.shape[1:], device=device))
+    return slots if slots.mixing is None else replace(slots, mixing=slots.mixing.to(device))
 
 
 def _pinned(weight: StackedWeight) -> StackedWeight:

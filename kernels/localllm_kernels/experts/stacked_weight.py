@@ -13,8 +13,9 @@ from torch import Tensor
 
 from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import WeightLayout
+from localllm_kernels.trellis import MIN_MIXED, Mixing, num_mixed
 
-StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks", "nvfp4"]
+StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks", "nvfp4", "trellis3"]
 STACKED_KINDS: tuple[StackedKind, ...] = get_args(StackedKind)
 FOUR_BITS = ("int4", "mxfp4", "nvfp4")
 # Inputs that the product multiplies at once; of 4-bit codes, half of them.
@@ -25,11 +26,13 @@ _TENSORS = ("codes", "scales", "zeros", "bias", "factors")
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes] as
-    `coded_blocks.arranged` has GGUF's blocks, which are of `block_type`; `scales`: [experts, out,
-    groups] in any float type, in uint8 exponents for mxfp4 and bytes of e4m3 for nvfp4, None for
-    plain weights and blocks; `zeros`: uint8 like `scales`, None for 8 everywhere; `factors`:
-    float32 [experts, out], of nvfp4's scales; `bias`: [experts, out].
+    """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes]: GGUF's
+    blocks, which are of `block_type`, as `coded_blocks.arranged` has them, or the 2 + 3 · in / 8 of
+    a row on a trellis, zeros first and last; `scales`: [experts, out, groups] in any float type, in
+    uint8 exponents for mxfp4 and bytes of e4m3 for nvfp4, None for plain weights, blocks and
+    trellises; `zeros`: uint8 like `scales`, None for 8 everywhere;
+    `factors`: float32 [experts, out], of nvfp4's scales and of steps; `bias`: [experts, out];
+    `mixing`: None but for trellises.
     """
 
     kind: StackedKind
@@ -40,6 +43,7 @@ class StackedWeight:
     width_in: int
     block_type: str | None = None
     factors: Tensor | None = None
+    mixing: Mixing | None = None
 
     @property
     def num_experts(self) -> int:
@@ -110,6 +114,8 @@ def can_stack(layout: WeightLayout) -> bool:
     """Whether the product takes experts with such weights, if all are alike and in their order."""
     if layout.kind in BLOCK_TYPES:
         return True
+    if layout.kind == "trellis3":
+        return num_mixed(layout.width_in) >= MIN_MIXED
     group = min(layout.group, layout.width_in)
     is_even = layout.width_in % group == 0
     is_known = layout.kind in STACKED_KINDS

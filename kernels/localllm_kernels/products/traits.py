@@ -6,10 +6,7 @@ from localllm_kernels.coded_blocks import BLOCK_TYPES
 from localllm_kernels.compiling.traits import Traits, WeightLayout
 from localllm_kernels.experts.stacked_weight import can_stack, takes_group
 from localllm_kernels.products.int4_weight import takes_groups
-from localllm_kernels.trellis import num_mixed
-
-# Inputs of the smallest product of matrix units.
-MIN_MIXED = 16
+from localllm_kernels.trellis import MIN_MIXED, num_mixed
 
 
 def takes_blocks(block_width: int, width_in: int) -> bool:
