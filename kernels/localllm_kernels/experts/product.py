@@ -196,17 +196,6 @@ def _add_step(
                 codes_ptr, output_at, is_column, first, width_in, TYPE, NUM_VALUES, NUM_BYTES
             )
             part = tl.dot(values.to(dtype), x, part, input_precision="ieee")
-    elif KIND == 7:
-        inputs = start + tl.arange(0, STEP)
-        is_input = inputs < width_in
-        x = tl.load(
-            x_ptr + row_at[None, :] + inputs[:, None],
-            mask=is_row[None, :] & is_input[:, None],
-            other=0.0,
-        )
-        row_ptr = codes_ptr + columns.to(tl.int64) * row_length
-        windows = windows_from(row_ptr, is_column, start, width_in, STEP)
-        part = tl.dot(tl.load(steps_ptr + windows), x, part, input_precision="ieee")
     else:
         inputs = start + tl.arange(0, STEP)
         is_input = inputs < width_in
@@ -215,9 +204,15 @@ def _add_step(
             mask=is_row[None, :] & is_input[:, None],
             other=0.0,
         )
-        at = columns.to(tl.int64)[:, None] * row_length + inputs[None, :]
-        codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
-        part = tl.dot(_values(codes, zeros, dtype, KIND), x, part, input_precision="ieee")
+        if KIND == 7:
+            row_ptr = codes_ptr + columns.to(tl.int64) * row_length
+            windows = windows_from(row_ptr, is_column, start, width_in, STEP)
+            values = tl.load(steps_ptr + windows)
+        else:
+            at = columns.to(tl.int64)[:, None] * row_length + inputs[None, :]
+            codes = tl.load(codes_ptr + at, mask=is_column[:, None] & is_input[None, :], other=0)
+            values = _values(codes, zeros, dtype, KIND)
+        part = tl.dot(values, x, part, input_precision="ieee")
     if KIND >= 1 and KIND <= 3:
         part *= tl.load(scales_ptr + of_group, mask=is_column, other=0).to(tl.float32)[:, None]
     return acc + part
