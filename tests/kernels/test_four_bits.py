@@ -87,6 +87,14 @@ def test_feedback_hides_errors_from_queries() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
+def test_queries_that_are_fewer_than_their_numbers_can_be_fitted() -> None:
+    coding = drawn_coding(torch.randn(HEADS, 1, DIM))
+    keys = torch.randn(200, HEADS, DIM)
+    codes, scales = (each.transpose(0, 1) for each in quantize_keys(keys, coding))
+    away = (dequantize_keys(codes, scales, coding).transpose(0, 1) - keys).norm()
+    assert away < 0.5 * keys.norm()
+
+
 def test_keys_that_are_few_and_far_away_have_a_mean_of_their_own() -> None:
     coding = drawn_coding()
     places = torch.arange(40) % NUM_MEANS
