@@ -4,7 +4,7 @@ The same functions divide the memory when a model is loaded (engine/memory.py) a
 the speed tests (cost/step_model.py).
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -97,8 +97,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a plan needs to know about a model. `kind`: of its weights, as `--weights` names it;
-    `dtype`: of unquantized weights, keys and values; `layouts`: of linears by their names, None for
-    plain ones.
+    `dtype`: of unquantized weights, keys and values; `layouts_of`: those of linears by their names,
+    None for plain ones; `layouts`: of all linears of the layers.
     """
 
     name: str
@@ -107,7 +107,8 @@ class Shape:
     dtype: torch.dtype
     weights_bytes: int
     linear_bytes: Callable[[str], int]
-    layouts: Callable[[Iterable[str]], Set[WeightLayout | None]]
+    layouts_of: Callable[[Iterable[str]], Set[WeightLayout | None]]
+    layouts: Set[WeightLayout | None]
     num_parameters: int
     is_here: bool
     entry: CatalogEntry | None
@@ -117,12 +118,6 @@ class Shape:
     # Of the weights, what stays in its file; of a publisher's copy in this format.
     unread_bytes: int = 0
     published_bytes: int = 0
-
-    @property
-    def layouts_of_layers(self) -> Set[WeightLayout | None]:
-        """The layouts of all linears of the layers."""
-        groups = self.architecture.groups()
-        return self.layouts(f"{layer}.{name}" for layer, group in groups for name in group.names)
 
     def with_states(self, dtype: StateDType) -> "Shape":
         """The same, whose recurrences keep their matrices in `dtype`."""
@@ -365,13 +360,20 @@ def _shape_of_kind(
         dtype=torch.bfloat16,
         weights_bytes=weights.resident_bytes(2),
         linear_bytes=weights.linear_bytes,
-        layouts=weights.layouts,
+        layouts_of=weights.layouts,
+        layouts=weights.layouts(_linears(architecture)),
         num_parameters=architecture.num_parameters,
         is_here=False,
         entry=entry,
         unread_bytes=0 if architecture.tie_word_embeddings else weights.linear_bytes(TABLE),
         published_bytes=weights.published_bytes,
     )
+
+
+def _linears(architecture: Architecture) -> Iterator[str]:
+    """All linears of the layers."""
+    for layer, group in architecture.groups():
+        yield from (f"{layer}.{name}" for name in group.names)
 
 
 def _kind(name: str) -> WeightKind:
@@ -400,7 +402,8 @@ def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
         dtype=dtype,
         weights_bytes=weights.resident_bytes(dtype.itemsize),
         linear_bytes=linear_bytes,
-        layouts=weights.layouts,
+        layouts_of=weights.layouts,
+        layouts=weights.layouts(_linears(architecture)),
         num_parameters=architecture.num_parameters,
         is_here=True,
         entry=load_catalog().get(name),
@@ -450,7 +453,7 @@ def _plan_memory(
         _traits(shape, machine, engine),
         shape.dtype,
         shape.weights_bytes,
-        expert_sizes(shape.architecture, shape.linear_bytes, shape.layouts),
+        expert_sizes(shape.architecture, shape.linear_bytes, shape.layouts_of),
         of_draft,
         shape.unread_bytes,
     )
@@ -463,7 +466,7 @@ def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:
 
 def _without_kernel(shape: Shape, machine: Machine, engine: EngineConfig) -> tuple[str, ...]:
     traits = _traits(shape, machine, engine)
-    layouts = [each for each in shape.layouts_of_layers if each is not None]
+    layouts = [each for each in shape.layouts if each is not None]
     slow = [
         each.kind for each in layouts if not traits.has_kernel(each, shape.dtype, machine.device)
     ]
@@ -522,7 +525,7 @@ def predict_speed(
         decode = _CPU_DECODE * machine.memory_bytes_per_s / work.decode_bytes([context])
     else:
         gpu = Gpu(machine.name, machine.memory_bytes_per_s, machine.operations_per_s or 1e15)
-        kinds = {None if each is None else each.kind for each in shape.layouts_of_layers}
+        kinds = {None if each is None else each.kind for each in shape.layouts}
         is_fused = kinds <= _traits(shape, machine, engine).fused_kinds
         step = predict_decode(
             work, shape.linear_bytes, gpu, WITH_CARE, is_fused=is_fused, batch=1, context=context

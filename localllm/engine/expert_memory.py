@@ -22,7 +22,7 @@ class ExpertSizes:
 
     count: int
     one_bytes: int
-    layouts: Set[WeightLayout | None] = frozenset()
+    layouts: Set[WeightLayout | None]
 
     @property
     def num_bytes(self) -> int:

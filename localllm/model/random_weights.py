@@ -107,10 +107,10 @@ class RandomWeights(WeightSource):
 
     def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
         """The layouts of these linears, which decide the kernels; None for a plain one."""
-        return {self._layout(name) if name in self._linears else None for name in linears}
+        return {self._layout(name) if self.has_quantized(name) else None for name in linears}
 
     def _layout(self, linear: str) -> WeightLayout:
-        width_in, packed = self._linears[linear][1], self._type_of(linear)
+        width_in, packed = self._quantized_shape(linear)[1], self._type_of(linear)
         return WeightLayout(packed.weight.kind, width_in, packed.group(width_in))
 
     def _type_of(self, linear: str) -> PackedType:

@@ -486,7 +486,7 @@ class WeightReader(Parts):
         raise UnsupportedModelError(
             "these experts cannot stay in host memory: no kernel takes all of them alike",
             where=self._prefix + gate_up[0][0],
-            hint="a checkpoint without act-order, or --device cpu",
+            hint="--device cpu, or a checkpoint with experts of one type and without act-order",
         )
 
     def _together(

@@ -131,7 +131,7 @@ def test_experts_alone_are_quantized_as_gpt_oss_is_published() -> None:
 @pytest.mark.parametrize("kind", sorted(PACKED_TYPES))
 def test_the_layouts_that_decide_kernels_are_those_of_the_weights(kind: WeightKind) -> None:
     drawn = tiny_weights(kind)
-    linears = list(drawn.architecture.quantized())
+    linears = [*drawn.architecture.quantized(), "lm_head"]
     weights = (drawn.quantized(each, CPU) for each in linears)
     assert drawn.layouts(linears) == {each.layout for each in weights}
     assert drawn.layouts([*linears, "model.norm"]) == drawn.layouts(linears) | {None}

@@ -83,7 +83,7 @@ def drawn_weight(
     if kind == "trellis3":
         rows = torch.randint(256, (*shape[:2], width_in // IN_BYTES * BYTES), dtype=torch.uint8)
         return StackedWeight(
-            *(kind, F.pad(rows, (1, 1)), None, None, bias, width_in),
+            *(kind, F.pad(rows, (1, 0)), None, None, bias, width_in),
             factors=torch.rand(shape[:2]) / 16,
             mixing=Mixing.of(width_in, dtype, torch.device("cpu")),
         )

@@ -1,6 +1,6 @@
 /* y = x · wᵀ + bias for weights in bfloat16 or e4m3, row by row as stored in the file. The inputs are
- * rounded to bfloat16, which has e4m3 exactly; products and sums are float32. A thread unpacks what it
- * multiplies of e4m3 for all rows of a panel, and each block's sums are scaled.
+ * rounded to bfloat16, which has e4m3 exactly; products and sums are float32. What is multiplied of
+ * e4m3 with more than a tile of rows is unpacked once, and each block's sums are scaled.
  *
  * An output is the sum of all lanes, each of which adds up its products in the order of the
  * inputs, so a row has the same bits in any batch. In tiles of AMX, in which any number of rows is
@@ -67,7 +67,7 @@ INLINE int64_t block_of(const FloatWeight *w) {
 }
 
 #if HAS_PAIRS
-/* The same for codes of e4m3, of `parts` times STEP inputs, which callers pass as a constant. */
+/* `add_products` for codes of e4m3, of `parts` times STEP inputs: 1 or 2, a constant of callers. */
 INLINE void add_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t width,
                       const CodeTable *table, const uint16_t *x, int64_t stride, int rows, int outputs,
                       const int parts) {
@@ -75,7 +75,7 @@ INLINE void add_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t wi
   for (int o = 0; o < outputs; o++) {
     const uint8_t *from = codes + o * width;
     __builtin_prefetch(from + outputs * width); /* the next outputs */
-    words[o] = unpack_words(from, from + STEP, table, KV_FP8);
+    words[o] = unpack_words(from, from + (parts - 1) * STEP, table, KV_FP8);
   }
   for (int part = 0; part < parts; part++)
     for (int r = 0; r < rows; r++) {
@@ -84,13 +84,17 @@ INLINE void add_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t wi
         sums[r][o] = (f32v)_mm512_dpbf16_ps((__m512)sums[r][o], (__m512bh)words[o].of[part], inputs);
     }
 }
-/* For `left` inputs. */
+/* `add_products` for `left` codes. */
 INLINE void add_block_of_codes(f32v sums[ROWS][OUTPUTS], const uint8_t *codes, int64_t width,
                                int64_t left, const CodeTable *table, const uint16_t *x,
                                int64_t stride, int rows, int outputs) {
   for (; left >= 2 * STEP; left -= 2 * STEP, codes += 2 * STEP, x += 2 * STEP)
     add_codes(sums, codes, width, table, x, stride, rows, outputs, 2);
   if (left <= 0) return;
+  if (left == STEP) {
+    add_codes(sums, codes, width, table, x, stride, rows, outputs, 1);
+    return;
+  }
   uint8_t rest[OUTPUTS * 2 * STEP] = {0};
   for (int o = 0; o < outputs; o++) memcpy(rest + o * 2 * STEP, codes + o * width, (size_t)left);
   if (left > STEP) add_codes(sums, rest, 2 * STEP, table, x, stride, rows, outputs, 2);

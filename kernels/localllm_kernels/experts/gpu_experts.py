@@ -1,5 +1,5 @@
-"""A mixture of experts on a GPU, in three or four launches and without a look at the choice, so
-that steps can be captured.
+"""A mixture of experts on a GPU, in three or four launches, two more on a trellis, and without a
+look at the choice, so that steps can be captured.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.coded_blocks import BLOCK_TYPES, arranged, as_coded, joined
-from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product
+from localllm_kernels.experts.product import FEW, MANY, Pairs, expert_product, rows_for
 from localllm_kernels.experts.stacked_weight import (
     FOUR_BITS,
     StackedWeight,
@@ -54,8 +54,8 @@ class GpuExperts(ExpertsProduct):
     ) -> Tensor:
         """The gate is part of the first product, and `gate` is not called."""
         pairs = Pairs(chosen, tasks_of(chosen, self.gate_up.num_experts))
-        inner = expert_product(x, self.gate_up, pairs, self.kind)
-        return expert_sum(expert_product(inner, self.down, pairs), factors)
+        inner = expert_product(rows_for(self.gate_up, x), self.gate_up, pairs, self.kind)
+        return expert_sum(expert_product(rows_for(self.down, inner), self.down, pairs), factors)
 
 
 def tasks_of(chosen: Tensor, num_experts: int) -> Tasks | None:
@@ -85,7 +85,7 @@ class ExpertLinears(Linears):
             return None
         width_out, width_in = len(weight.codes), layout.width_in
         if kind == "trellis3":
-            codes, factors = F.pad(weight.codes, (1, 1)), weight.scales.flatten().float()
+            codes, factors = F.pad(weight.codes, (1, 0)), weight.scales.flatten().float()
             mixing = Mixing.of(width_in, dtype, codes.device)
             shared = codes[None], None, None, _one(bias), width_in, None, factors[None], mixing
             return StackedProduct(StackedWeight(kind, *shared))

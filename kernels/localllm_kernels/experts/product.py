@@ -40,7 +40,7 @@ from localllm_kernels.primitives.block_codes import STEP as STEP_OF_BLOCKS
 from localllm_kernels.primitives.block_codes import block_values
 from localllm_kernels.primitives.e4m3 import from_e4m3
 from localllm_kernels.primitives.trellis_windows import windows_from
-from localllm_kernels.trellis import BYTES, IN_BYTES, TABLE, Mixing, rotated, unpack_windows
+from localllm_kernels.trellis import BYTES, IN_BYTES, TABLE, Mixing, unpack_windows
 
 OUTPUTS = 64  # of a task: the rows of a product on Hopper's matrix units
 FEW = 16  # pairs of a task, the least that Triton multiplies
@@ -342,12 +342,19 @@ class Pairs:
 
 
 def step_of(kind: str, group: int) -> int:
-    """The inputs of a program's turn: at most a group; of blocks two steps, see block_matmul.py."""
+    """The inputs of a program's turn: at most a group; of blocks two steps, see block_matmul.py; of
+    trellises half of one, whose values fit in registers.
+    """
     if kind == "blocks":
         return 2 * STEP_OF_BLOCKS
     if kind == "trellis3":
         return STEP // 2
     return min(STEP, group) if kind == "int4" else STEP
+
+
+def rows_for(weight: StackedWeight, x: Tensor) -> Tensor:
+    """`x` as it is multiplied with `weight`."""
+    return x if weight.mixing is None else rotate_rows(x.contiguous(), weight.mixing.signs)
 
 
 def expert_product(
@@ -357,13 +364,11 @@ def expert_product(
     gate: GateKind | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`x`: [rows, in], or [rows · top_k, in], a row for each pair -> [rows · top_k, out], in the
-    order of the pairs; with the gate, half as wide. Pairs that are left out are not written to
-    `out`.
+    """`x`: [rows, in], or [rows · top_k, in], a row for each pair, as `rows_for` gives them ->
+    [rows · top_k, out], in the order of the pairs; with the gate, half as wide. Pairs that are left
+    out are not written to `out`.
     """
     x = x.contiguous()
-    if weight.mixing is not None:
-        x = rotate_rows(x, weight.mixing.signs)
     num_pairs = pairs.chosen.numel()
     outputs = weight.width_out // (1 if gate is None else parts_of(gate))
     if out is None:
@@ -424,10 +429,7 @@ def expert_product_reference(
 ) -> Tensor:
     """The same in float64."""
     flat = chosen.flatten().long()
-    inputs = x.double()
-    if weight.mixing is not None:
-        inputs = rotated(inputs, weight.mixing.signs.double())
-    rows = inputs.repeat_interleave(len(flat) // len(x), dim=0)
+    rows = x.double().repeat_interleave(len(flat) // len(x), dim=0)
     out = torch.einsum("pk,pnk->pn", rows, dequantized(weight)[flat])
     if weight.bias is not None:
         out = out + weight.bias.double()[flat]
@@ -441,7 +443,7 @@ def dequantized(weight: StackedWeight) -> Tensor:
         return weight.codes.double()
     if weight.factors is not None and weight.kind == "trellis3":
         steps = torch.tensor(TABLE, dtype=torch.float64)
-        windows = unpack_windows(weight.codes[:, :, 1:-1].contiguous())
+        windows = unpack_windows(weight.codes[:, :, 1:].contiguous())
         return steps[windows.long()] * weight.factors.double()[:, :, None]
     assert weight.scales is not None
     scales = weight.scales.double()
@@ -491,7 +493,7 @@ class _Example:
         is_on_trellis = self.kind == "trellis3"
         stored = _WIDTH // 2 if self.kind in FOUR_BITS else _WIDTH
         if self.block_type is not None or is_on_trellis:
-            stored = int(self.row_bytes) + 2 * is_on_trellis
+            stored = int(self.row_bytes) + is_on_trellis
         scales = torch.empty(
             *(8, 128, _WIDTH // self.group),
             dtype={"mxfp4": uint8, "nvfp4": uint8, "fp8": torch.float32}.get(self.kind, bf16),
@@ -524,8 +526,8 @@ def _spec(example: _Example) -> AotSpec:
         multiples_of_16=("width_in", "width_out")
         if example.kind == "trellis3"
         else ("width_in", "width_out", "row_length"),
-        # The types of most weights in most files stand for the others. Of blocks, gate and up are
-        # loops of their own.
+        # The types of most weights in most files stand for the others. Of blocks and
+        # trellises, gate and up are loops of their own.
         work=Work(
             "weight",
             1 if gate is None or example.kind in ("blocks", "trellis3") else 2,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.experts.gpu_experts import GpuExperts, tasks_of
-from localllm_kernels.experts.product import Pairs, expert_product
+from localllm_kernels.experts.product import Pairs, expert_product, rows_for
 from localllm_kernels.experts.stacked_weight import StackedWeight
 from localllm_kernels.experts.sum import expert_sum
 from localllm_kernels.linears import ExpertsProduct
@@ -93,6 +93,7 @@ class SlottedExperts(ExpertsProduct):
         tasks = tasks_of(chosen, num_experts)
         inner = x.new_empty(chosen.numel(), held.down.width_in)
         outputs = x.new_empty(chosen.numel(), held.down.width_out)
+        rows = rows_for(held.gate_up, x)
         for part in self.table.rounds(sorted(set(chosen.flatten().tolist()))):
             slots, missing = self.table.take(part)
             try:
@@ -103,8 +104,8 @@ class SlottedExperts(ExpertsProduct):
                 raise
             numbers = [slots.get(expert, -1) for expert in range(num_experts)]
             pairs = Pairs(chosen, tasks, torch.tensor(numbers, dtype=torch.int32).to(x.device))
-            expert_product(x, held.gate_up, pairs, held.kind, inner)
-            expert_product(inner, held.down, pairs, None, outputs)
+            expert_product(rows, held.gate_up, pairs, held.kind, inner)
+            expert_product(rows_for(held.down, inner), held.down, pairs, None, outputs)
         return expert_sum(outputs, factors)
 
     def _copy(self, expert: int, slot: int) -> None:

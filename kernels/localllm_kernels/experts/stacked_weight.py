@@ -18,7 +18,7 @@ from localllm_kernels.trellis import MIN_MIXED, Mixing, num_mixed
 StackedKind = Literal["plain", "int8", "fp8", "int4", "mxfp4", "blocks", "nvfp4", "trellis3"]
 STACKED_KINDS: tuple[StackedKind, ...] = get_args(StackedKind)
 FOUR_BITS = ("int4", "mxfp4", "nvfp4")
-# Inputs that the product multiplies at once; of 4-bit codes, half of them.
+# Inputs that the product multiplies at once; of 4-bit codes and of trellises, half of them.
 STEP = 128
 _HALF = 16
 _TENSORS = ("codes", "scales", "zeros", "bias", "factors")
@@ -27,8 +27,8 @@ _TENSORS = ("codes", "scales", "zeros", "bias", "factors")
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
     """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes]: GGUF's
-    blocks, which are of `block_type`, as `coded_blocks.arranged` has them, or the 2 + 3 · in / 8 of
-    a row on a trellis, zeros first and last; `scales`: [experts, out, groups] in any float type, in
+    blocks, which are of `block_type`, as `coded_blocks.arranged` has them, or the 1 + 3 · in / 8 of
+    a row on a trellis, a zero first; `scales`: [experts, out, groups] in any float type, in
     uint8 exponents for mxfp4 and bytes of e4m3 for nvfp4, None for plain weights, blocks and
     trellises; `zeros`: uint8 like `scales`, None for 8 everywhere;
     `factors`: float32 [experts, out], of nvfp4's scales and of steps; `bias`: [experts, out];

@@ -1,7 +1,7 @@
 """The windows of weights on a trellis, see trellis.py.
 
-A row is the bytes of a file between two bytes of zeros: the state before its first weight ends in
-the first of them.
+A row is the bytes of a file behind a byte of zeros, in which the state before its first weight
+ends.
 """
 
 import triton

@@ -76,7 +76,7 @@ def _trellis_kernel(
 class PackedTrellis:
     """A weight for the kernel.
 
-    `codes`: uint8 [out, 2 + 3 · in / 8], the bits of each row between two bytes of zeros; `scales`:
+    `codes`: uint8 [out, 1 + 3 · in / 8], the bits of each row behind a byte of zeros; `scales`:
     float32 [out].
     """
 
@@ -89,7 +89,7 @@ class PackedTrellis:
     def pack(cls, weight: CodedWeight, bias: Tensor | None, dtype: torch.dtype) -> "PackedTrellis":
         """Of a weight, for rows in `dtype`."""
         return cls(
-            F.pad(weight.codes, (1, 1)),
+            F.pad(weight.codes, (1, 0)),
             weight.scales.flatten().float(),
             Mixing.of(weight.layout.width_in, dtype, weight.codes.device),
             bias,
