@@ -83,8 +83,11 @@ class MemoryPlan:
         """
         num_tokens = min(self.max_model_len, self.cached_tokens)
         num_blocks = -(-num_tokens // self.block_size)
+        # Uncoded keys of runs that have ended are not read again.
         return sum(
-            group.block_bytes * min(num_blocks, group.num_blocks - 1) for group in self.groups
+            group.block_bytes
+            * (min(num_blocks, group.num_blocks - 1) if group.is_aligned else num_blocks)
+            for group in self.groups
         )
 
     @property
