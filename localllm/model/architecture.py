@@ -77,8 +77,8 @@ class Architecture:
     `num_labels`: rows of the head that scores texts in its place, if there is one. `join`: of a
     head that drafts for another model, see mtp.py and eagle.py. `start_token_ids`: the first
     token of texts, if the config names one; `unknown_fields`: those of its config.json that are
-    ignored, see known_fields.py. `own_keys`: those of a run that are kept as
-    they are beside a cache in 4 bits, see four_bits.py; 0: none.
+    ignored, see known_fields.py. `own_keys`: those of a run that are kept as they are beside a
+    cache in 4 bits, see four_bits.py; 0: none.
     """
 
     name: str

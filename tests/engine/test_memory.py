@@ -8,7 +8,7 @@ from checkpoints import tiny_config
 
 from localllm.engine.config import EngineConfig
 from localllm.engine.decoder_memory import DecoderMemory
-from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
+from localllm.engine.memory import GroupMemory, MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.errors import ExitCode, GpuMemoryError
 from localllm.model.families.table import architecture_of
 from localllm_kernels.backend import find_traits
@@ -65,6 +65,16 @@ def test_an_explicit_number_of_tokens_is_not_kept_uncoded() -> None:
     coded, uncoded = memory.plan(config, GIB, None).groups
     assert coded.num_blocks == (1 << 16) // 16 + 1
     assert uncoded.num_blocks == 1 + -(-(63 + 2048) // 16) + 7 * 4
+
+
+def test_a_context_uses_as_many_blocks_of_windows_as_of_others_but_few_uncoded_ones() -> None:
+    groups = (
+        GroupMemory(None, 1000, num_blocks=33),
+        GroupMemory(64, 100, num_blocks=7),
+        GroupMemory(64, 10, num_blocks=7, is_aligned=True),
+    )
+    found = replace(plan(EngineConfig(block_size=16), 0, GIB), groups=groups)
+    assert found.one_context_bytes == 32 * (1000 + 100) + 6 * 10
 
 
 def test_what_nobody_asked_for_is_not_taken_from_other_programs() -> None:

@@ -239,7 +239,8 @@ INLINE void multiply_in_tiles(const FloatWeight *w, const uint16_t *values, int6
     const float *own = sums + r / TILE_ROWS * TILE_ROWS * TILE_ROWS + r % TILE_ROWS;
     float *to = y + r * w->width_out + first;
     for (int64_t o = 0; o < outputs; o++) {
-      const float sum = own[o * TILE_ROWS] * (is_scaled ? scales_of(w, first + o)[start / w->block_inputs] : 1.0f);
+      const float scale = is_scaled ? scales_of(w, first + o)[start / w->block_inputs] : 1.0f;
+      const float sum = own[o * TILE_ROWS] * scale;
       to[o] = sum + (start > 0 ? to[o] : w->bias ? w->bias[first + o] : 0.0f);
     }
   }

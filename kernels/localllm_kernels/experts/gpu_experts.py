@@ -87,8 +87,13 @@ class ExpertLinears(Linears):
         if kind == "trellis3":
             codes, factors = F.pad(weight.codes, (1, 0)), weight.scales.flatten().float()
             mixing = Mixing.of(width_in, dtype, codes.device)
-            shared = codes[None], None, None, _one(bias), width_in, None, factors[None], mixing
-            return StackedProduct(StackedWeight(kind, *shared))
+            return StackedProduct(
+                StackedWeight(
+                    *(kind, codes[None], None, None, _one(bias), width_in),
+                    factors=factors[None],
+                    mixing=mixing,
+                )
+            )
         codes, scales = weight.codes, weight.scales
         if kind in FOUR_BITS:
             codes = pack_halves(codes)

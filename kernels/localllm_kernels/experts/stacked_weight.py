@@ -28,11 +28,10 @@ _TENSORS = ("codes", "scales", "zeros", "bias", "factors")
 class StackedWeight:
     """`codes`: [experts, out, in], uint8 [experts, out, in / 2], or [experts, out, bytes]: GGUF's
     blocks, which are of `block_type`, as `coded_blocks.arranged` has them, or the 1 + 3 · in / 8 of
-    a row on a trellis, a zero first; `scales`: [experts, out, groups] in any float type, in
-    uint8 exponents for mxfp4 and bytes of e4m3 for nvfp4, None for plain weights, blocks and
-    trellises; `zeros`: uint8 like `scales`, None for 8 everywhere;
-    `factors`: float32 [experts, out], of nvfp4's scales and of steps; `bias`: [experts, out];
-    `mixing`: None but for trellises.
+    a row on a trellis, a zero first; `scales`: [experts, out, groups] in any float type, in uint8
+    exponents for mxfp4 and bytes of e4m3 for nvfp4, None for plain weights, blocks and trellises;
+    `zeros`: uint8 like `scales`, None for 8 everywhere; `factors`: float32 [experts, out], of
+    nvfp4's scales and of steps; `bias`: [experts, out]; `mixing`: of trellises alone.
     """
 
     kind: StackedKind
